@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
+from tpuflow.chips import Chip
 from tpuflow.compiler import PIPELINE, compile_graph
 from tpuflow.device.timing.program import time_program
 from tpuflow.isa.program import Program
@@ -50,7 +51,7 @@ def causal(length: int) -> np.ndarray:
     return np.tril(np.ones((length, length), np.bool_))
 
 
-def program(length: int, chip: str, passes: Sequence[Pass], *, backward: bool = True) -> Program:
+def program(length: int, chip: str | Chip, passes: Sequence[Pass], *, backward: bool = True) -> Program:
     """The Program of one sequence."""
 
     def function(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:

@@ -29,14 +29,16 @@ _TPU: Mapping[str, Any] = {
 }  # fmt: skip
 _FROM_V6E: Mapping[str, Any] = {
     "matrix_rows": 256, "matrix_columns": 256, "matrix_units": 2, "matrix_inputs": 2, "matrix_load_cycles": 256, "matrix_s8_passes": 0.5,
-    "vector_units": 4, "vector_packs": 1, "host_bytes_per_second": 32e9,
+    "acc_bytes": 16 * MIB, "vector_units": 4, "vector_packs": 1, "host_bytes_per_second": 32e9,
 }  # fmt: skip
-"""What generations from v6e on share: arrays of 256 x 256, lanes, the link to the host."""
+"""What generations from v6e on share: arrays of 256 x 256, lanes, the link to the host; accumulators for a product of 2,048 x 2,048 in f32,
+which MaxText's attention computes in one piece (sa_block_q, sa_block_kv_compute of tpu-recipes, training/trillium)."""
 _TPU_SOURCE = (
     "1 us a hop, a quarter of a host's 25 GB/s of network, 8 us for a gather of 32 KB over three hops on v5e, of which 3 are neither its "
     "hops nor its bytes [book], 0.9 of the links' bandwidth sustained by gathers of 67 MB on v7x (tpu-recipes, Ironwood); "
     "registers of 8 x 128 lanes [book]; f32 products as one bf16 pass, three or six (jax.lax.Precision); launch 110 us: dispatch and wait "
-    "on a TPU VM, TPU microbenchmarks; accumulators 4 MiB, bursts of 64 bytes, DMA start-up, issue and HBM efficiency assumed"
+    "on a TPU VM, TPU microbenchmarks; accumulators 4 MiB (from v6e on 16: tpu-recipes), bursts of 64 bytes, DMA start-up, issue and HBM "
+    "efficiency assumed"
 )
 
 _SOPHGO: Mapping[str, Any] = {

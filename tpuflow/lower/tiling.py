@@ -14,6 +14,8 @@ from tpuflow.lower.graph.blocking import ceil_div, even_blocks, fill_product
 from tpuflow.lower.graph.tiling import Space
 
 TILE_BYTES = 512 * 1024  # large enough to hide a DMA's start-up behind its transfer, small enough for ten double-buffered tiles
+LEAST_ROWS_TILE_BYTES = 8 * TILE_BYTES  # of the largest tile of rows that are tried beside products, whatever the chip
+LONG_ROW_BYTES = 8192 * 4  # a row of this length, or a shorter one, is tried with as many others as fill a matrix array
 MATRIX_EDGE = 512  # rows and columns of a usual product tile: a few matrix arrays long
 LONGER = 2  # the longest side of a product tile that is tried, in edges
 SHORTEST_SIDES = 4  # the shortest side of a product tile that is tried, in columns of the matrix array
@@ -334,6 +336,11 @@ def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operan
     first = walk.stationary_bytes / rate + move / work
     pipeline = max(move + multiply / work, multiply + first, turns)  # nothing hides the first move and the last product
     return max(pipeline, shared.points * shared.other_steps * add) + collected, move
+
+
+def rows_tile_bytes(chip: Chip) -> int:
+    """The size of the largest tile of rows that is tried in a kernel with products."""
+    return max(LEAST_ROWS_TILE_BYTES, chip.matrix_columns * LONG_ROW_BYTES)
 
 
 def shrinking(start: int, stop: int = 1) -> Iterator[int]:

@@ -28,7 +28,8 @@ class KernelBuilder:
     """Records instructions on virtual tiles, whose addresses are distinct negative numbers until `build` places them.
 
     `build` merges the sections when there is no sequential axis, gives every tile its slots and address, and inserts the waits and
-    signals that make the queues keep program order wherever two of them touch the same tile or buffer.
+    signals that make the queues keep program order wherever two of them touch the same tile or buffer. `handed_slots`: of tiles that one
+    compute queue fills for another.
     """
 
     chip: Chip
@@ -42,6 +43,7 @@ class KernelBuilder:
     tiles: int = 0
     reads: dict[Access, None] = field(default_factory=dict)  # of buffers
     writes: dict[Access, None] = field(default_factory=dict)
+    handed_slots: int = 2
     starts: dict[Tile, int] = field(default_factory=dict)  # register -> the buffer of the scalar that it was loaded with
 
     def tile(self, dtype: DType, axes: tuple[TileAxis, ...] = (), space: str = "vmem") -> Tile:
@@ -102,7 +104,7 @@ class KernelBuilder:
             self.lines["body"].append(line)
 
     def build(self, *, single_buffered: bool = False) -> Kernel:
-        """The finished kernel. single_buffered: tiles that one queue computes for another have one slot rather than two.
+        """The finished kernel. single_buffered: tiles that one queue computes for another have one slot, whatever `handed_slots` says.
 
         Raises:
           DoesNotFit: its tiles need more on-chip memory than the chip has.
@@ -111,7 +113,7 @@ class KernelBuilder:
             self._merge_sections()
         self._scalars_first()
         uses = tile_uses(self.code)
-        lives, placed = self._placed(uses, 1 if single_buffered else 2)
+        lives, placed = self._placed(uses, 1 if single_buffered else self.handed_slots)
         sync = Synchronizer(self.code)
         for tile, life in lives.items():
             sync.order_tile(uses[tile], life.slots, reused=life.fills > life.slots)

@@ -111,6 +111,12 @@ class Region:
             else:
                 yield value, labels
 
+    def walked_by_place(self, labels: Labels) -> Iterator[int]:
+        """The labels along which values of a level with axes `labels` depend on their place: those of iotas and of views of operands."""
+        for node in self.nodes:
+            axes = (node.attrs["axis"],) if node.op == "iota" else (v.axis for v in node.attrs["view"]) if node.op == "window" else ()
+            yield from (label for a in axes if (label := labels[a]) is not None)
+
     def widest_bytes(self, values: Iterable[Value] = ()) -> int:
         """Bytes of the widest element among `values`, or all values of the region."""
         found = list(values) or [*self.inputs, *(r for n in self.nodes for r in n.results)]

@@ -8,9 +8,10 @@ accumulators.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tpuflow.chips import Chip
 from tpuflow.errors import CompileError
 from tpuflow.isa.instruction import Tile
 from tpuflow.isa.matrix import MatmulAccumulate, MatmulRead, MatmulZero
@@ -26,10 +27,9 @@ from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.tiling import Space, Tiling
-from tpuflow.lower.tiling import TILE_BYTES, shrinking
+from tpuflow.lower.tiling import TILE_BYTES, rows_tile_bytes, shrinking
 
 PARTS = 2  # into which a step's batches are divided in a kernel with products, so that vector and matrix unit overlap
-PRODUCT_TILE_BYTES = 8 * TILE_BYTES  # of rows beside products: a matrix array's side of rows of 8,192
 
 
 def row_levels(region: Region) -> list[Roots]:
@@ -47,33 +47,42 @@ def emit_rows(site: Site) -> Plans:
     apart = [(x,) for p in spaces.products for x in p.contracted if _block(p)]
     merged = merge(spaces.sizes, [*labels, spaces.kept, *(own for p in spaces.products for _, own in p.sides), *apart])
 
-    cuts = _Cuts.of(site, spaces, merged)
+    by_place = {x for part, (_, own) in zip(parts, spaces.levels, strict=True) for x in part.walked_by_place(own)}
+    cuts = _Cuts.of(spaces, merged, by_place)
 
     def candidates(rule: TileRule) -> Iterator[Tiling]:
-        return (cuts.tiling(site, rule, budget, parts) for budget, parts in _sizes_to_try(spaces))
+        return (cuts.tiling(site, rule, budget, parts) for budget, parts in _sizes_to_try(spaces, site.chip))
 
     return site.plan_kernel(lambda tiling: _emitted(site, spaces, merged, cuts.nests(tiling)), candidates)
 
 
-def _sizes_to_try(spaces: Spaces) -> Iterator[tuple[int, int]]:
+def _sizes_to_try(spaces: Spaces, chip: Chip) -> Iterator[tuple[int, int]]:
     """(bytes of a tile of rows, parts of the batches in a step) to try, from large to small; of one size, two parts come before one."""
     if not spaces.products:
         yield from ((budget, 1) for budget in shrinking(TILE_BYTES))
         return
-    for budget in shrinking(PRODUCT_TILE_BYTES):
+    largest = rows_tile_bytes(chip)
+    for budget in shrinking(largest):
         yield budget, PARTS
-        yield budget if spaces.reduced else min(PARTS * budget, PRODUCT_TILE_BYTES), 1
+        yield budget if spaces.reduced else min(PARTS * budget, largest), 1
 
 
 def _emitted(site: Site, spaces: Spaces, merged: Merged, nests: Sequence[Nest]) -> KernelBuilder:
-    """All parts of the batches, software-pipelined: the products that make the rows of the next part precede the work on this one."""
+    """All parts of the batches, software-pipelined: the products that make the rows of the next part precede the work on this one, and what
+    is done with the results of products that consume rows comes last, so that the vector unit waits for no product between two parts.
+
+    Tiles that one unit fills for the other need a single slot then: until the next step fills it again, the other part is worked on.
+    """
     kernel = site.kernel(nests[0].grid)
+    kernel.handed_slots = 1 if len(nests) == PARTS else kernel.handed_slots
     parts = [_RowEmitter.of(site, spaces, merged, nest, kernel) for nest in nests]
     parts[0].make_rows()
     for number, part in enumerate(parts, 1):
         for following in parts[number : number + 1]:
             following.make_rows()
         part.work_on_rows()
+    for part in parts:
+        part.finish()
     return kernel
 
 
@@ -92,15 +101,15 @@ class _Cuts:
     batch: int | None
 
     @classmethod
-    def of(cls, site: Site, spaces: Spaces, merged: Merged) -> _Cuts:
-        """The possible cuts of a kernel. With an iota or a window, whose values depend on the position, batches are not divided."""
+    def of(cls, spaces: Spaces, merged: Merged, by_place: Container[int]) -> _Cuts:
+        """The possible cuts of a kernel. Batches along which values depend on the position (labels `by_place`) are not divided."""
         rows, along = merged.fold((*spaces.kept, *spaces.reduced)), merged.fold(spaces.reduced)
         summed = {
             a: _block(p) or merged.sizes[a] for p in spaces.products for a in merged.fold(p.contracted) if a in rows and a not in along
         }
-        by_place = any(n.op in ("iota", "window") for n in site.region.nodes)
-        batches = merged.fold([x for x in spaces.kept if x in spaces.shared]) if spaces.products and not by_place else ()
-        batch = next((a for a in batches if merged.sizes[a] % PARTS == 0), None)
+        fixed = merged.fold([x for x in spaces.kept if x in by_place])
+        batches = merged.fold([x for x in spaces.kept if x in spaces.shared]) if spaces.products else ()
+        batch = next((a for a in batches if a not in fixed and merged.sizes[a] % PARTS == 0), None)
         return cls(merged, rows, along, {a: summed[a] for a in sorted(summed)}, merged.fold(spaces.in_turn), batch)
 
     def space(self, parts: int) -> Space:
@@ -162,6 +171,7 @@ class _RowEmitter:
     above: LevelEmitter
     below: LevelEmitter
     loaded: dict[tuple[Value, tuple[Axis, ...]], Tile] = field(default_factory=dict)
+    results: list[tuple[Product, LevelEmitter]] = field(default_factory=list)
 
     @classmethod
     def of(cls, site: Site, spaces: Spaces, merged: Merged, nest: Nest, kernel: KernelBuilder) -> _RowEmitter:
@@ -182,7 +192,7 @@ class _RowEmitter:
                 self._product(product)
 
     def work_on_rows(self) -> None:
-        """Emit everything else, in program order."""
+        """Emit everything else, in program order, up to what is done with the results of products that consume rows."""
         products = {p.node: p for p in self.spaces.products}
         self._in("body")
         for node in self.site.region.nodes:
@@ -196,6 +206,15 @@ class _RowEmitter:
                         level.emit([node.result])
         self.above.store(self.spaces.rows.outputs)
         self.below.store(self.spaces.per_row.outputs)
+
+    def finish(self) -> None:
+        """Emit what is done with the results of products that consume rows."""
+        for product, out in self.results:
+            self.kernel.source = product.node.source
+            self._in("epilogue" if self._is_summed(product) else "body")
+            out.emit(out.region.results)
+            out.store(out.region.outputs)
+        self._in("body")
 
     def _crosses(self, node: Node) -> bool:
         """Emit a reduction of rows or a broadcast of a per-row value; whether the node is one of these."""
@@ -214,16 +233,19 @@ class _RowEmitter:
         """Zero, accumulate, read. A product that contracts a sequential axis is zeroed in the prologue and read in the epilogue."""
         (lhs, rhs), out = (self._operand(product, value, labels) for value, labels in product.sides[:2]), self._result(product)
         acc = self.kernel.tile(product.node.result.dtype, out.axes, "acc")
-        summed = any(self._in_turn(x) for x in product.contracted)
+        summed = self._is_summed(product)
         self._in("prologue" if summed else "body").emit(MatmulZero(acc))
         self._in("body").emit(self._accumulate(product, acc, lhs, rhs, out.level.axes))
         self._in("epilogue" if summed else "body")
         out.tiles[product.node.result] = out.new(product.node.result.dtype)
         self.kernel.emit(MatmulRead(out.tiles[product.node.result], acc))
         if not product.makes_rows:
-            out.emit(out.region.results)
-            out.store(out.region.outputs)
+            self.results.append((product, out))
         self._in("body")
+
+    def _is_summed(self, product: Product) -> bool:
+        """Whether a product contracts an axis that is cut into sequential tiles."""
+        return any(self._in_turn(x) for x in product.contracted)
 
     def _in(self, section: str) -> KernelBuilder:
         self.kernel.section = section

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tpuflow.chips import Chip
 from tpuflow.lower.graph.blocking import ceil_div, depth_block
@@ -15,7 +15,7 @@ from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.rows import Rows, rows_in
 from tpuflow.lower.passes.region_builder import bytes_of, is_kernel
 from tpuflow.lower.passes.unit_seconds import move_seconds, multiplied_seconds, times_read, work_seconds
-from tpuflow.lower.tiling import MATRIX_EDGE
+from tpuflow.lower.tiling import MATRIX_EDGE, rows_tile_bytes, shrinking
 
 MAX_NODES = 256
 LEAST_ROWS = 8  # of a tile beside products: the sublanes of most chips
@@ -46,27 +46,30 @@ def row_bytes(nodes: Iterable[Node], chip: Chip) -> int:
 def rows_at_once(node: Node, chip: Chip) -> int:
     """How many rows of one batch fit on the chip at a time in a row kernel with products; 0 if fewer than the least number that it needs.
 
-    The other operands and results of products are held whole, in two slots, and sums over all rows in accumulators. Rows that are not
-    reduced may be cut, down to the columns of one matrix array.
+    Operands and results of products that have a row each (queries) come and go with the rows, in two slots; the others (keys) are held
+    whole, in two as well, and sums over all rows in accumulators. Rows that are not reduced may be cut, down to the columns of one matrix
+    array.
     """
     (region,) = node.regions
     rows, products = rows_in(node), [n for n in region.nodes if n.op in PRODUCTS]
     queries, columns = rows.shape[-2:]
     summed = [n for n in rows.consumers if sums_over_rows(n, rows)]
     least = max((math.prod(depth_block(contraction_of(n), sizes_of(n)).values()) for n in summed), default=min(LEAST_ROWS, queries))
-    others = dict.fromkeys(v for n in products for v in (*n.inputs, *n.results) if v not in rows.values)
-    beside = sum(2 * _batch_bytes(v, chip) for v in others)
+    others = {v: with_row for n in products for v, with_row in _others(n, rows)}
+    beside = sum(2 * _batch_bytes(v, chip) for v, with_row in others.items() if not with_row)
+    along = sum(2 * _row_bytes(v.type.elems // math.prod(rows.shape[:-1]), chip, v.dtype.bytes) for v in others if others[v])
     sums, held = [_batch_bytes(n.result, chip) for n in summed], _most_rows(node, rows)
     narrowest = columns if rows.axes else min(columns, chip.matrix_columns)
     mixed = [n.result.type.elems // math.prod(rows.shape[:-1]) for n in rows.consumers if n not in summed]
-    row, accumulated = (
-        chip.tile_bytes((chip.vector_sublanes, n), 4) // chip.vector_sublanes for n in (narrowest, max(narrowest, *mixed, 0))
-    )
+    row, accumulated = (_row_bytes(n, chip) for n in (narrowest, max(narrowest, *mixed, 0)))
     kept = sum(sums) * narrowest / columns if least < queries else 0  # of all rows at once, one sum after the other
     if max(sums, default=0) * narrowest / columns > chip.acc_bytes:
         return 0
-    most = min((chip.vmem_bytes - beside) // (row * held), int(chip.acc_bytes - kept) // accumulated, queries)
-    return most // least * least if most >= least else 0
+    most = min((chip.vmem_bytes - beside) // (row * held + along), int(chip.acc_bytes - kept) // accumulated, queries)
+    if most < least:
+        return 0
+    tried = (min(size // row, queries) for size in shrinking(rows_tile_bytes(chip)))
+    return max(next(n for n in tried if n <= most) // least, 1) * least
 
 
 def sums_over_rows(product: Node, rows: Rows) -> bool:
@@ -74,6 +77,20 @@ def sums_over_rows(product: Node, rows: Rows) -> bool:
     whole = contraction_of(product)
     labels = whole.lhs if product.inputs[0] in rows.values else whole.rhs
     return labels[-1] not in whole.contracted
+
+
+def _others(product: Node, rows: Rows) -> Iterator[tuple[Value, bool]]:
+    """The operands of a product and its result that are not rows, and of each whether it has the axis of the rows."""
+    whole = contraction_of(product)
+    sides = tuple(zip((*product.inputs, product.result), (whole.lhs, whole.rhs, whole.out), strict=True))
+    row = next(labels[-2] for v, labels in sides if v in rows.values)
+    return ((v, row in labels) for v, labels in sides if v not in rows.values)
+
+
+def _row_bytes(width: int, chip: Chip, element_bytes: int = 4) -> int:
+    """On-chip bytes of a row among others: of `width` elements."""
+    rows = chip.vector_sublanes * 4 // element_bytes
+    return chip.tile_bytes((rows, width), element_bytes) // rows
 
 
 def _batch_bytes(value: Value, chip: Chip) -> int:
