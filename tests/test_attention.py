@@ -14,15 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models import attention
 from tests import golden_attention
 from tests.golden_attention import APART, attend, causal, gradients
 from tests.tolerances import ATTENTION
 from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import PIPELINE, compile_graph
 from tpuflow.device.runtime import Executable
+from tpuflow.device.timing.program import time_program
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Program
 from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
+from tpuflow.lower.passes.base import Pass
 
 EAGER = replace(get_chip("tpu-v5e"), name="slow-memory", hbm_bytes_per_second=819e2)
 """A chip whose memory is so slow that whatever can stay on the chip had better do so."""
@@ -30,10 +33,14 @@ FEW_ACCUMULATORS = replace(EAGER, name="few-accumulators", acc_bytes=128 * 1024)
 """The same, without room for as many rows of 160 as a block of their sum has."""
 
 
-def compiled(function: Callable[..., Any], arguments: Any, chip: Chip, *, joined: bool) -> Program:
-    """The Program with or without the pass."""
+def compiled(function: Callable[..., Any], arguments: Any, chip: Chip, passes: Sequence[Pass] = PIPELINE) -> Program:
+    """The Program that some passes make."""
     graph, _ = lower_with_calls(jax.make_jaxpr(function)(*arguments), "attention")
-    return compile_graph(graph, chip=chip, passes=PIPELINE if joined else APART)
+    return compile_graph(graph, chip=chip, passes=passes)
+
+
+SAVING = tuple(step.saving_memory() for step in PIPELINE)
+"""The passes of a program that does not fit otherwise."""
 
 
 def products(program: Program) -> list[int]:
@@ -42,9 +49,11 @@ def products(program: Program) -> list[int]:
     return [sum(isinstance(i, MatmulAccumulate) for i in k.instructions) for k in kernels]
 
 
-def assert_same_bits(function: Callable[..., Any], arguments: Sequence[np.ndarray], chip: Chip, *, kernels: int | None = None) -> None:
+def assert_same_bits(
+    function: Callable[..., Any], arguments: Sequence[np.ndarray], chip: Chip, *, kernels: int | None = None, joining: Any = PIPELINE
+) -> None:
     """Joined or apart, on both engines, and nearly what JAX computes; so many kernels over rows are all that has products, if said."""
-    one, apart = (compiled(function, arguments, chip, joined=joined) for joined in (True, False))
+    one, apart = (compiled(function, arguments, chip, passes) for passes in (joining, APART))
     if kernels is not None:
         assert len([n for n in products(one) if n > 1]) == kernels
         assert not any(k.name.startswith("dot") for k in one.kernels())
@@ -117,10 +126,59 @@ def test_queries_that_share_keys_are_rows_of_one_head() -> None:
     assert_same_bits(function, [q, k[:, :2], v[:, :2]], EAGER, kernels=1)
 
 
+def grouped(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Causal attention as the language models have it: q [B, T, K * G, D]; k, v [B, S, K, D] -> [B, T, K * G * D]."""
+    return attention.attend(q, k, v, jnp.tril(jnp.ones((q.shape[1], k.shape[1]), jnp.bool_))[None, None])
+
+
+def grouped_gradients(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+    """What it gives, and the gradients of its operands."""
+    mixed, back = jax.vjp(grouped, q, k, v)
+    return mixed, *back(jnp.sin(mixed))
+
+
+def test_batches_are_divided_beside_a_mask_that_is_the_same_for_all() -> None:
+    """Two heads of keys in two parts of a step, though what is masked depends on the place in the rows: through a view, or by positions."""
+
+    def by_place(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+        return (grouped(q, k, v),)
+
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 16, heads, 8)).astype(jnp.bfloat16) for heads in (4, 2, 2))
+    assert max(products(compiled(by_place, [q, k, v], EAGER))) == 4
+    assert_same_bits(by_place, [q, k, v], EAGER, kernels=1)
+
+
+def test_queries_that_share_keys_take_no_more_room_than_as_many_of_one_head() -> None:
+    """Eight to a key, 65,536 rows of a head: they come and go with the rows, so nothing of the size of the scores is stored."""
+    shapes = [jax.ShapeDtypeStruct((1, 8192, heads, 128), jnp.bfloat16) for heads in (16, 2, 2)]
+    program = compiled(grouped_gradients, shapes, get_chip("tpu-v5e"))
+    assert all(b.elems < 16 * 8192**2 for b in program.buffers)
+
+
+def test_a_program_that_does_not_fit_recomputes_its_weights_instead_of_storing_them(capfd, monkeypatch) -> None:
+    monkeypatch.setenv("TPUFLOW_DEBUG", "1")
+    chip = get_chip("tpu-v3")
+    roomy = golden_attention.program(2048, "tpu-v3", PIPELINE)
+    assert "again" not in capfd.readouterr().err
+    tight = golden_attention.program(2048, replace(chip, hbm_bytes=roomy.hbm_bytes - 1), PIPELINE)
+    assert f"needs {roomy.hbm_bytes:,} bytes of HBM, {roomy.hbm_bytes - 1:,} are there: again" in capfd.readouterr().err
+    assert tight.hbm_bytes < roomy.hbm_bytes / 4
+    assert time_program(roomy).device_picoseconds < time_program(tight).device_picoseconds < 1.2 * time_program(roomy).device_picoseconds
+
+
+def test_a_program_that_does_not_fit_has_the_same_bits() -> None:
+    chip = replace(get_chip("tpu-v3"), name="slower-memory", hbm_bytes_per_second=225e9)
+    arguments = operands((1, 2, 64, 64, 8), jnp.bfloat16)
+    programs = [compiled(gradients, arguments, chip, passes) for passes in (PIPELINE, SAVING)]
+    assert [sum(b.elems >= 2 * 64**2 for b in program.buffers) for program in programs] == [2, 0]
+    assert_same_bits(gradients, arguments, chip, joining=SAVING)
+
+
 def test_where_keys_find_no_room_on_the_chip_products_stay_apart() -> None:
     small = replace(EAGER, name="small-vmem", vmem_bytes=1024 * 1024)
     shapes = [jax.ShapeDtypeStruct((1, 2, n, 64), jnp.bfloat16) for n in (256, 4096, 4096)]
-    found = {chip.name: max(products(compiled(lambda *x: (attend(*x),), shapes, chip, joined=True)), default=0) for chip in (small, EAGER)}
+    found = {chip.name: max(products(compiled(lambda *x: (attend(*x),), shapes, chip)), default=0) for chip in (small, EAGER)}
     assert found == {"small-vmem": 0, "slow-memory": 4}
 
 
@@ -131,7 +189,7 @@ def test_a_gradient_that_outgrows_the_accumulators_stays_apart() -> None:
         return -jax.nn.log_softmax(x @ w)[:, 0].mean()
 
     shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((2048, 1000), (32, 2048))]
-    program = compiled(jax.grad(loss), shapes, EAGER, joined=True)
+    program = compiled(jax.grad(loss), shapes, EAGER)
     assert any(k.name.startswith("dot") for k in program.kernels())
 
 

@@ -12,7 +12,7 @@ import jax
 
 from tpuflow.chips import Chip, get_chip
 from tpuflow.dtypes import S32
-from tpuflow.errors import CompileError, ConfigError, ProgramFileError, UnsupportedPrimitiveError
+from tpuflow.errors import CompileError, ConfigError, OutOfMemoryError, ProgramFileError, UnsupportedPrimitiveError
 from tpuflow.garbage import undisturbed
 from tpuflow.isa import file
 from tpuflow.isa.calls import count
@@ -249,7 +249,24 @@ def _compile_graph(
 ) -> Program:
     log = StageLog.from_environment(graph.name, time.perf_counter() if began is None else began, watch)
     log.stage("import", graph)
-    for step in PIPELINE if passes is None else passes:
+    steps = PIPELINE if passes is None else tuple(passes)
+    saving = tuple(step.saving_memory() for step in steps)
+    try:
+        return _compile_by(steps, graph, row, interface, log)
+    except OutOfMemoryError as refused:
+        if refused.needed_bytes is None or saving == steps:
+            raise
+        log.note(f"needs {refused.needed_bytes:,} bytes of HBM, {row.available_hbm_bytes:,} are there: again, by passes that save memory")
+    return _compile_by(saving, graph, row, interface, log)
+
+
+def _compile_by(steps: Sequence[Pass], graph: Graph, row: Chip, interface: Interface, log: StageLog) -> Program:
+    """The Program that these passes make of a graph.
+
+    Raises:
+      OutOfMemoryError: it needs more HBM than there is, or a kernel more of another memory.
+    """
+    for step in steps:
         with located(step.name):
             graph = step.on(row, interface.mesh)(graph)
         log.stage(step.name, graph)

@@ -78,13 +78,16 @@ class StageLog:
             print(f"tpuflow: {self.name}: {name:<16} {(now - self.last) * 1e3:8.1f} ms  {text}", file=sys.stderr)
         self.last = now
 
+    def note(self, text: str) -> None:
+        """What is worth a line of its own from level 1 on."""
+        if self.level >= 1:
+            print(f"tpuflow: {self.name}: {text}", file=sys.stderr)
+
     def finish(self, graph: Graph, program: Program) -> None:
         """After assembly."""
         kernels = sum(1 for _ in program.kernels())
         self.lap("assemble", f"{kernels:6d} kernels")
-        if self.level >= 1:
-            seconds = time.perf_counter() - self.began
-            print(f"tpuflow: {self.name}: {kernels} kernels, {len(program.buffers)} buffers in {seconds:.3f} s", file=sys.stderr)
+        self.note(f"{kernels} kernels, {len(program.buffers)} buffers in {time.perf_counter() - self.began:.3f} s")
         if self.level in (3, 4):
             print(graph, file=sys.stderr)
         if self.level >= 4:

@@ -25,6 +25,11 @@ class Pass(ABC):
         """This pass for a chip and a mesh of them; the pass itself if it does not depend on them."""
         return self
 
+    def saving_memory(self) -> Pass:
+        """This pass for a program that does not fit on the chip otherwise: the bytes live at the memory peak before time. The pass itself
+        if it weighs them nowhere."""
+        return self
+
     @abstractmethod
     def __call__(self, graph: Graph) -> Graph:
         """The rewritten graph; `graph` itself stays as it is."""

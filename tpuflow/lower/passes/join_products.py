@@ -36,20 +36,26 @@ class JoinProducts(ChipPass):
     After:  %4 = fused{dot; reduce max; sub; exp; reduce add; div; dot} %q, %k, %v.
     Needs: fused graph, rows joined.    Keeps: every operation and every rounding; products are summed in the blocks that they have.
     Never: where the tiles do not fit on the chip, or where the kernels would take more time; recomputing rows instead of storing them may
-    take as long as moving them `HELD_MOVES` times.
+    take as long as moving them `HELD_MOVES` times, or any time in a program that does not fit otherwise (`saves_memory`).
     """
 
+    saves_memory: bool = False
+
+    def saving_memory(self) -> JoinProducts:
+        """This pass for a program that does not fit."""
+        return replace(self, saves_memory=True)
+
     def __call__(self, graph: Graph) -> Graph:
-        joining = _Joining(graph, [self.map_regions(node) for node in graph.nodes], self.chip)
+        joining = _Joining(graph, [self.map_regions(node) for node in graph.nodes], self.chip, saves_memory=self.saves_memory)
         return replace(graph, nodes=joining.joined())
 
 
 class _Joining:
     """The nodes of a graph by position (None: fused into another), with the position that defines and those that read every value."""
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node], chip: Chip) -> None:
+    def __init__(self, graph: Graph, nodes: Sequence[Node], chip: Chip, *, saves_memory: bool) -> None:
         self.nodes: list[Node | None] = list(nodes)
-        self.outputs, self.chip = set(graph.outputs), chip
+        self.outputs, self.chip, self.saves_memory = set(graph.outputs), chip, saves_memory
         self.fits_cache: dict[Hashable, bool] = {}
         self.defined_at = {v: i for i, node in enumerate(nodes) for v in node.results}
         self.readers: dict[Value, list[int]] = {}
@@ -113,12 +119,8 @@ class _Joining:
         """
         members, inside = sorted(members), set(members)
         results = [v for at in members for v in self._node(at).results]
-        read = {v for at in members for v in self._node(at).inputs}.difference(results)
-        read = read if recomputation is None else read.difference([recomputation.value]).union(recomputation.leaves.values())
-        after = max((self.defined_at.get(v, -1) for v in read), default=-1)
-        before = min((i for v in results for i in self.readers.get(v, ()) if i not in inside), default=len(self.nodes))
-        place = max((at for at in members if after < at < before), default=-1)
-        if place < 0:
+        place = self._place(members, recomputation)
+        if place is None:
             return None
         builder = RegionBuilder()
         made = {} if recomputation is None else recomputation.computed(builder)
@@ -129,6 +131,15 @@ class _Joining:
         like = replace(like, attrs=MappingProxyType({**like.attrs, "kind": Kind.ROWS}))
         one = builder.fused(like, [made[v] for v in stored], stored)
         return (place, one) if _is_possible(one, self.chip) and self._fits(one) else None
+
+    def _place(self, members: Sequence[int], recomputation: _Recomputation | None = None) -> int | None:
+        """The position, of those of the members, at which one kernel can take the place of all; None if there is none."""
+        results = [v for at in members for v in self._node(at).results]
+        read = {v for at in members for v in self._node(at).inputs}.difference(results)
+        read = read if recomputation is None else read.difference([recomputation.value]).union(recomputation.leaves.values())
+        after = max((self.defined_at.get(v, -1) for v in read), default=-1)
+        before = min((i for v in results for i in self.readers.get(v, ()) if i not in members), default=len(self.nodes))
+        return max((at for at in members if after < at < before), default=None)
 
     def _fits(self, node: Node) -> bool:
         """Whether a row kernel fits on the chip, according to its emission template; cached by structure."""
@@ -167,38 +178,51 @@ class _Joining:
         """Recompute a value in the row kernel `host`, fused with the products that read it, if that is profitable."""
         if not all(_consumes_rows(self._node(i), recomputation.value) for i in others):
             return False
-        return self._recompute_in([host, *others], recomputation, at)
+        return self._recompute_in([host, *others], recomputation, [at])
 
-    def _recompute_in(self, members: Sequence[int], recomputation: _Recomputation, at: int) -> bool:
-        """Merge kernels and recompute in them a value that the kernel at a position stores for them, if that is profitable."""
-        found = self._merged(members, recomputation)
-        still_reduces = any(n.op == "reduce" for n in recomputation.maker.regions[0].nodes)
-        if found is None or not still_reduces:
+    def _recompute_in(self, members: Sequence[int], recomputation: _Recomputation, makers: Sequence[int]) -> bool:
+        """Merge kernels and recompute in them a value that the kernels at positions `makers` store and read, which become one, if that is
+        profitable.
+        """
+        found, maker, place = self._merged(members, recomputation), recomputation.maker, self._place(makers)
+        still_reduces = any(n.op == "reduce" for n in maker.regions[0].nodes)
+        if found is None or place is None or not still_reduces:
             return False
-        if not self._pays([found[1], recomputation.maker], [self._node(i) for i in (at, *members)], recomputation.value):
+        if len(makers) > 1 and not (_is_possible(maker, self.chip) and self._fits(maker)):
             return False
-        return self._replace(dict.fromkeys(members), {at: recomputation.maker}, dict([found]))
+        if not self._pays([found[1], maker], [self._node(i) for i in (*makers, *members)], recomputation.value):
+            return False
+        return self._replace(dict.fromkeys((*makers, *members)), {place: maker}, dict([found]))
 
     def _recompute_for_sums(self, at: int) -> bool:
-        """Let products that contract the rows recompute these, some columns at a time, where whole rows leave no room for the sums."""
+        """Let products that contract the rows recompute these, some columns at a time, where whole rows leave no room for the sums; those
+        that contract along each row join the kernel that computes the rows first.
+        """
         rows = self._node(at)
         for value, readers in self._stored_rows(rows):
-            consumed = all(_consumes_rows(self._node(i), value, over=True) for i in readers)
-            if consumed and self._recompute_in(readers, _Recomputation.of(rows, value), at):
-                return True
+            sums = [i for i in readers if _consumes_rows(self._node(i), value, over=True)]
+            along = [i for i in readers if i not in sums]
+            if sums and all(_consumes_rows(self._node(i), value) for i in along):
+                recomputation = _Recomputation.of(rows, value, [self._node(i) for i in along])
+                if self._recompute_in(sums, recomputation, [at, *along]):
+                    return True
         return False
 
     def _pays(self, new: Sequence[Node], old: Sequence[Node], freed: Value | None = None) -> bool:
         """Whether kernels `new` are faster than `old`; if the value `freed` is no longer stored, they may be slower by its price."""
         spent, saved = (sum(busy_seconds(n, self.chip) for n in nodes) for nodes in (new, old))
-        return spent < saved + (0.0 if freed is None else held_seconds(bytes_of(freed.type), self.chip))
+        return spent < saved + (0.0 if freed is None else self._worth(freed))
+
+    def _worth(self, freed: Value) -> float:
+        return math.inf if self.saves_memory else held_seconds(bytes_of(freed.type), self.chip)
 
 
 @dataclass(frozen=True, slots=True)
 class _Recomputation:
     """How to recompute rows: by the nodes of their kernel, from `leaves` (value of its region -> value of the graph).
 
-    `own`: the rows in that region. `maker`: that kernel without the rows as a result, but with the per-row values among the leaves.
+    `own`: the rows in that region. `maker`: that kernel without the rows as a result, but with the per-row values among the leaves, and
+    with the products `along` each row that read them there.
     """
 
     value: Value
@@ -208,7 +232,7 @@ class _Recomputation:
     maker: Node
 
     @classmethod
-    def of(cls, rows: Node, value: Value) -> _Recomputation:
+    def of(cls, rows: Node, value: Value, along: Sequence[Node] = ()) -> _Recomputation:
         """Of a value that a row kernel stores. Reductions are not recomputed: their results, per-row values, are leaves."""
         (region,) = rows.regions
         outer = dict(zip(region.inputs, rows.inputs, strict=True))
@@ -228,7 +252,11 @@ class _Recomputation:
         builder = RegionBuilder()
         env = {o: builder.operand(v) for o, v in outer.items()}
         builder.inline(region.nodes, env)
-        maker = builder.fused(rows, [env[o] for o in stored], list(stored.values()))
+        made = {v: env[o] for o, v in known.items()}
+        for product in along:
+            made |= dict(zip(product.results, builder.inline_region(product, made), strict=True))
+        results = [*stored.values(), *(v for product in along for v in product.results)]
+        maker = builder.fused(rows, [*(env[o] for o in stored), *(made[v] for v in results[len(stored) :])], results)
         return cls(value, tuple(reversed(nodes)), own, {o: v for o, v in outer.items() if o in want} | leaves, maker)
 
     def computed(self, builder: RegionBuilder) -> dict[Value, Value]:

@@ -35,12 +35,18 @@ class Rematerialize(ChipPass):
     After:  %1, %2 = fused{dot; convert; gelu} %x, %w; ...; %8, %3 = fused{dot; gelu'; gelu} %y, %v, %1; %9 = fused{dot} %3, %z.
     Needs: fused graph.    Keeps: every operation and every rounding, so every bit.
     Never: extends lifetimes by as many bytes as it frees, or repeats a product or a reduction; nor, where the program fits on the chip
-    anyway, takes more time than moving the freed bytes `HELD_MOVES` times.
+    anyway, takes more time than moving the freed bytes `HELD_MOVES` times. `saves_memory`: it is known not to fit.
     """
+
+    saves_memory: bool = False
+
+    def saving_memory(self) -> Rematerialize:
+        """This pass for a program that does not fit."""
+        return replace(self, saves_memory=True)
 
     def __call__(self, graph: Graph) -> Graph:
         nodes = [self.map_regions(node) for node in graph.nodes]
-        live = _LiveValues(graph, nodes, self.chip)
+        live = _LiveValues(graph, nodes, self.chip, saves_memory=self.saves_memory)
         while live.sweep():
             pass
         return replace(graph, nodes=tuple(n for n in live.nodes if n.results or n.op != "fused"))
@@ -68,8 +74,8 @@ class _Plan:
 class _LiveValues:
     """The nodes of a graph, with definitions, readers and lifetimes of their values."""
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node], chip: Chip) -> None:
-        self.graph, self.nodes, self.chip = graph, list(nodes), chip
+    def __init__(self, graph: Graph, nodes: Sequence[Node], chip: Chip, *, saves_memory: bool) -> None:
+        self.graph, self.nodes, self.chip, self.saves_memory = graph, list(nodes), chip, saves_memory
         self.outputs = set(graph.outputs)
 
     def _index_graph(self) -> None:
@@ -106,7 +112,7 @@ class _LiveValues:
         """Rematerialize the values that are live at the peak where that is profitable, largest first; whether anything changed."""
         self._index_graph()
         self.peak, self.peak_bytes = self._peak()
-        self.is_over_limit = self.peak_bytes > FILLED_SHARE * self.chip.available_hbm_bytes
+        self.is_over_limit = self.saves_memory or self.peak_bytes > FILLED_SHARE * self.chip.available_hbm_bytes
         live = [v for v in self.made_at if self.is_live_at_peak(v)]
         changed = [self._rematerialize(v) for v in sorted(live, key=lambda v: -bytes_of(v.type))]
         return any(changed)
