@@ -312,9 +312,10 @@ ABOUT_PARALLEL = (
 ABOUT_TRANSFORMERS = (
     "## Transformers",
     "",
-    "MaxText's own tables, of synthetic data, AdamW, float32 parameters, bfloat16 activations. Most state TFLOP/s of a chip; the measured",
-    "time is the step's operations, as MaxText counted them in 2024 (6 for each parameter of a product and token, scores of all pairs of",
-    "tokens), by that rate. Parameters are cut over the axis `data` and gathered layer by layer in a scan (FSDP), products over `model`;",
+    "MaxText's own tables, of synthetic data, AdamW, float32 parameters (but M389), bfloat16 activations. Most state TFLOP/s of a chip;",
+    "the measured time is the step's operations, as MaxText counted them in 2024 (6 for each parameter of a product and token, scores of",
+    "all pairs of tokens), by that rate. Parameters are cut over the axis `data` and gathered layer by layer in a scan (FSDP), products",
+    "over `model`;",
     "slices share a batch over the network. Layers are computed again in the backward pass, or what products with weights give is kept",
     "(`minimal`), or arrays of some names are, in the host's memory; the rows on tpu-v6e state times, their names are from MaxText's",
     "benchmarks/maxtext_trillium_model_configs.py. What is not modelled of theirs: products that begin on what has already been gathered",

@@ -29,6 +29,8 @@ TOKENS, VOCABULARY, HEAD_WIDTH = 2048, 32000, 128  # of most rows
 """MaxText's base configuration: `max_target_length`, `vocab_size`, `head_dim`."""
 ACTIVATIONS = amp.Policy("bf16_activations", compute_dtype="bfloat16", casts="all")
 """MaxText's `dtype` and `weight_dtype`: parameters and what the optimizer keeps in float32, all activations in bfloat16."""
+WEIGHTS = replace(ACTIVATIONS, name="bf16_weights", param_dtype="bfloat16")
+"""The same with `weight_dtype` bfloat16: parameters and what the optimizer keeps in bfloat16 as well."""
 
 
 def offloaded(*names: str) -> Any:
@@ -119,6 +121,7 @@ class Published:
     vocabulary: int = VOCABULARY
     gated: bool = True
     remat_policy: str = "full"
+    precision: amp.Policy = ACTIVATIONS
     note: str = ""
 
     @property
@@ -145,7 +148,7 @@ class Published:
         return self.batch * (products + 12 * self.layers * self.heads * self.head_width * self.tokens**2)
 
     def step(self) -> StepConfig:
-        """Its training step: AdamW, float32 parameters, bfloat16 activations, layers in a scan."""
+        """Its training step: AdamW, bfloat16 activations, layers in a scan."""
         axes = tuple(axis for axis in ("slice", "data") if axis in self.mesh)
         lies = NamedSharding(AbstractMesh(tuple(self.mesh.values()), tuple(self.mesh)), P(axes, None, "model" if self.model > 1 else None))
         config = MeshConfig(
@@ -154,7 +157,7 @@ class Published:
         )  # fmt: skip
         tokens = jax.ShapeDtypeStruct((int(self.batch * self.chips), self.tokens), jnp.int32)
         module = Transformer(config, layer=self._layer())
-        return StepConfig(module, (tokens, tokens), ACTIVATIONS, optax.adamw(3e-5), mesh=self.mesh, sharding=self._rules())
+        return StepConfig(module, (tokens, tokens), self.precision, optax.adamw(3e-5), mesh=self.mesh, sharding=self._rules())
 
     def _layer(self) -> Any:
         return nn.remat(Layer if self.gated else UngatedLayer, policy=REMAT_POLICIES[self.remat_policy], prevent_cse=False)
@@ -222,7 +225,7 @@ PUBLISHED: Mapping[str, Published] = {
     "M357": _v5p(1024, 2, 64, 16),
     "M359": _v5p(1024, 2, 128, 16),
     "M387": _LLAMA2_70B,
-    "M389": _v6e(_LLAMA3_70B, 32, 2),
+    "M389": replace(_v6e(_LLAMA3_70B, 32, 2), precision=WEIGHTS, note="parameters and moments in bfloat16"),
     "M391": _v6e(_LLAMA3_70B, 128, 4),
     "M393": _v6e(_LLAMA3_8B, 8, 3),
     "M395": _v6e(_LLAMA3_8B, 32, 3),
