@@ -156,6 +156,34 @@ def test_queries_that_share_keys_take_no_more_room_than_as_many_of_one_head() ->
     assert all(b.elems < 16 * 8192**2 for b in program.buffers)
 
 
+def projected_gradients(wq: jax.Array, wk: jax.Array, wv: jax.Array, x: jax.Array, out: jax.Array) -> tuple[jax.Array, ...]:
+    """Those of weights [D, H, E] and of their operand [B, T, D]: what reads the gradients of values precedes those of keys."""
+
+    def layer(wq: jax.Array, wk: jax.Array, wv: jax.Array, x: jax.Array) -> jax.Array:
+        return grouped(*(jnp.einsum("btd,dhe->bthe", x, w) for w in (wq, wk, wv)))
+
+    return jax.vjp(layer, wq, wk, wv, x)[1](out)
+
+
+def projection_shapes(length: int, width: int, head_width: int) -> list[tuple[int, ...]]:
+    """Of the operands of `projected_gradients`: four heads of queries, two of keys."""
+    weights = [(width, heads, head_width) for heads in (4, 2, 2)]
+    return [*weights, (1, length, width), (1, length, 4 * head_width)]
+
+
+def test_what_reads_a_gradient_moves_so_that_kernels_of_the_same_rows_join() -> None:
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in projection_shapes(2048, 256, 128)]
+    assert len([n for n in products(compiled(projected_gradients, shapes, EAGER)) if n > 1]) == 2
+
+
+@pytest.mark.slow
+def test_nodes_that_move_change_no_bit() -> None:
+    rng = np.random.default_rng(0)
+    arguments = [rng.standard_normal(shape).astype(jnp.bfloat16) for shape in projection_shapes(256, 16, 8)]
+    assert [n for n in products(compiled(projected_gradients, arguments, FEW_ACCUMULATORS)) if n > 1] == [6]
+    assert_same_bits(projected_gradients, arguments, FEW_ACCUMULATORS)
+
+
 def test_a_program_that_does_not_fit_recomputes_its_weights_instead_of_storing_them(capfd, monkeypatch) -> None:
     monkeypatch.setenv("TPUFLOW_DEBUG", "1")
     chip = get_chip("tpu-v3")

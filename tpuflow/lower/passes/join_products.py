@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
+import heapq
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.rows import rows_in
-from tpuflow.lower.passes.analysis import depending
+from tpuflow.lower.passes.analysis import depending, effectful
 from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.kernel_cost import MAX_NODES, busy_seconds, rows_at_once
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, is_kernel
@@ -57,11 +57,9 @@ class _Joining:
         self.nodes: list[Node | None] = list(nodes)
         self.outputs, self.chip, self.saves_memory = set(graph.outputs), chip, saves_memory
         self.fits_cache: dict[Hashable, bool] = {}
-        self.defined_at = {v: i for i, node in enumerate(nodes) for v in node.results}
+        self.defined_at: dict[Value, int] = {}
         self.readers: dict[Value, list[int]] = {}
-        for i, node in enumerate(nodes):
-            for value in dict.fromkeys(node.inputs):
-                self.readers.setdefault(value, []).append(i)
+        self._index()
 
     def joined(self) -> tuple[Node, ...]:
         """The nodes after all profitable fusions."""
@@ -72,14 +70,25 @@ class _Joining:
         return tuple(n for n in self.nodes if n is not None)
 
     def _replace(self, *new: Mapping[int, Node | None]) -> bool:
-        for at, node in ((at, node) for nodes in new for at, node in nodes.items()):
-            old, self.nodes[at] = self.nodes[at], node
-            for value in dict.fromkeys(old.inputs if old is not None else ()):
-                self.readers[value].remove(at)
-            for value in dict.fromkeys(node.inputs if node is not None else ()):
-                bisect.insort(self.readers.setdefault(value, []), at)
-            self.defined_at.update(dict.fromkeys(node.results if node is not None else (), at))
+        """Put other nodes at positions, and all in an order in which what a node reads precedes it. Whether there is one; if not, nothing
+        changes.
+        """
+        nodes = list(self.nodes)
+        for at, node in ((at, node) for some in new for at, node in some.items()):
+            nodes[at] = node
+        order = _order(nodes)
+        if order is None:
+            return False
+        self.nodes = [nodes[at] for at in order]
+        self._index()
         return True
+
+    def _index(self) -> None:
+        self.defined_at, self.readers = {}, {}
+        for at, node in enumerate(self.nodes):
+            for value in dict.fromkeys(node.inputs if node is not None else ()):
+                self.readers.setdefault(value, []).append(at)
+            self.defined_at.update(dict.fromkeys(node.results if node is not None else (), at))
 
     # --- what rows come from and go into --------------------------------------------------------------------------------
 
@@ -112,16 +121,13 @@ class _Joining:
         return node
 
     def _merged(self, members: Sequence[int], recomputation: _Recomputation | None = None) -> tuple[int, Node] | None:
-        """(position, kernel) of several kernels merged into one, with the results that others read; None if there is no such kernel or no
-        position for it.
+        """(position, kernel) of several kernels merged into one, with the results that others read; None if there is no such kernel.
 
         With a `recomputation`, the kernel computes that value instead of reading it.
         """
         members, inside = sorted(members), set(members)
         results = [v for at in members for v in self._node(at).results]
         place = self._place(members, recomputation)
-        if place is None:
-            return None
         builder = RegionBuilder()
         made = {} if recomputation is None else recomputation.computed(builder)
         for at in members:
@@ -132,14 +138,16 @@ class _Joining:
         one = builder.fused(like, [made[v] for v in stored], stored)
         return (place, one) if _is_possible(one, self.chip) and self._fits(one) else None
 
-    def _place(self, members: Sequence[int], recomputation: _Recomputation | None = None) -> int | None:
-        """The position, of those of the members, at which one kernel can take the place of all; None if there is none."""
+    def _place(self, members: Sequence[int], recomputation: _Recomputation | None = None) -> int:
+        """The last position, of those of the members, at which one kernel can take the place of all; where others have to move for it, the
+        last of all.
+        """
         results = [v for at in members for v in self._node(at).results]
         read = {v for at in members for v in self._node(at).inputs}.difference(results)
         read = read if recomputation is None else read.difference([recomputation.value]).union(recomputation.leaves.values())
         after = max((self.defined_at.get(v, -1) for v in read), default=-1)
         before = min((i for v in results for i in self.readers.get(v, ()) if i not in members), default=len(self.nodes))
-        return max((at for at in members if after < at < before), default=None)
+        return max((at for at in members if after < at < before), default=max(members))
 
     def _fits(self, node: Node) -> bool:
         """Whether a row kernel fits on the chip, according to its emission template; cached by structure."""
@@ -186,7 +194,7 @@ class _Joining:
         """
         found, maker, place = self._merged(members, recomputation), recomputation.maker, self._place(makers)
         still_reduces = any(n.op == "reduce" for n in maker.regions[0].nodes)
-        if found is None or place is None or not still_reduces:
+        if found is None or not still_reduces:
             return False
         if len(makers) > 1 and not (_is_possible(maker, self.chip) and self._fits(maker)):
             return False
@@ -264,6 +272,41 @@ class _Recomputation:
         env = {o: builder.operand(v) for o, v in self.leaves.items()}
         builder.inline(self.nodes, env)
         return {self.value: env[self.own]}
+
+
+def _order(nodes: Sequence[Node | None]) -> Sequence[int] | None:
+    """The positions of nodes in an order in which what a node reads precedes it, and effects stay in theirs; as they are, as far as that is
+    possible. None if there is no such order.
+    """
+    made = {v: at for at, node in enumerate(nodes) if node is not None for v in node.results}
+    needs: list[set[int]] = []
+    last = -1
+    for at, node in enumerate(nodes):
+        needed = {made[v] for v in node.inputs if v in made} if node is not None else set[int]()
+        if node is not None and effectful(node):
+            needed |= {last} if last >= 0 else set()
+            last = at
+        needs.append(needed)
+    if all(max(needed, default=-1) < at for at, needed in enumerate(needs)):
+        return range(len(nodes))
+    return _sorted(needs)
+
+
+def _sorted(needs: Sequence[set[int]]) -> Sequence[int] | None:
+    """Positions in an order in which those that each needs precede it, the first of those that are possible next; None if there is none."""
+    waits = [len(needed) for needed in needs]
+    readers: dict[int, list[int]] = {}
+    for at, needed in enumerate(needs):
+        for other in needed:
+            readers.setdefault(other, []).append(at)
+    ready, order = [at for at, n in enumerate(waits) if n == 0], []
+    while ready:
+        order.append(heapq.heappop(ready))
+        for reader in readers.get(order[-1], ()):
+            waits[reader] -= 1
+            if waits[reader] == 0:
+                heapq.heappush(ready, reader)
+    return order if len(order) == len(needs) else None
 
 
 def is_rows(node: Node | None) -> bool:
