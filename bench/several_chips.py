@@ -321,7 +321,7 @@ ABOUT_TRANSFORMERS = (
     "benchmarks/maxtext_trillium_model_configs.py. What is not modelled of theirs: products that begin on what has already been gathered",
     "over `model` (XLA's collective matmul), so on v5p every layer waits for its gathers and sums; an attention kernel of its own, which",
     "leaves out what a causal mask hides. (The compiler fuses scores, softmax and the product with the values by itself, and computes all",
-    "scores: no bit may depend on what is hidden.) Of 8,192 tokens, on tpu-v6e, that is half of the time.",
+    "scores: no bit may depend on what is hidden.) With 8,192 tokens attention is two fifths of the time, and half of that is hidden.",
 )
 ABOUT_ORDER = (
     "## Order",
