@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -33,6 +34,41 @@ def live_nodes(nodes: Sequence[Node], outputs: Iterable[Value]) -> tuple[Node, .
             kept.append(node)
             needed.update(node.inputs)
     return tuple(reversed(kept))
+
+
+def dataflow_order(nodes: Sequence[Node | None]) -> Sequence[int] | None:
+    """The positions of nodes in an order in which what a node reads precedes it, and effects stay in theirs; as they are, as far as that is
+    possible. None if there is no such order.
+    """
+    made = {v: at for at, node in enumerate(nodes) if node is not None for v in node.results}
+    needs: list[set[int]] = []
+    last = -1
+    for at, node in enumerate(nodes):
+        needed = {made[v] for v in node.inputs if v in made} if node is not None else set[int]()
+        if node is not None and effectful(node):
+            needed |= {last} if last >= 0 else set()
+            last = at
+        needs.append(needed)
+    if all(max(needed, default=-1) < at for at, needed in enumerate(needs)):
+        return range(len(nodes))
+    return _sorted(needs)
+
+
+def _sorted(needs: Sequence[set[int]]) -> Sequence[int] | None:
+    """Positions in an order in which those that each needs precede it, the first of those that are possible next; None if there is none."""
+    waits = [len(needed) for needed in needs]
+    readers: dict[int, list[int]] = {}
+    for at, needed in enumerate(needs):
+        for other in needed:
+            readers.setdefault(other, []).append(at)
+    ready, order = [at for at, n in enumerate(waits) if n == 0], []
+    while ready:
+        order.append(heapq.heappop(ready))
+        for reader in readers.get(order[-1], ()):
+            waits[reader] -= 1
+            if waits[reader] == 0:
+                heapq.heappush(ready, reader)
+    return order if len(order) == len(needs) else None
 
 
 def depending(nodes: Iterable[Node], values: Iterable[Value]) -> set[Value]:

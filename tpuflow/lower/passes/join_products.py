@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.rows import rows_in
-from tpuflow.lower.passes.analysis import depending, effectful
+from tpuflow.lower.passes.analysis import dataflow_order, depending
 from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.kernel_cost import MAX_NODES, busy_seconds, rows_at_once
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, is_kernel
@@ -76,7 +75,7 @@ class _Joining:
         nodes = list(self.nodes)
         for at, node in ((at, node) for some in new for at, node in some.items()):
             nodes[at] = node
-        order = _order(nodes)
+        order = dataflow_order(nodes)
         if order is None:
             return False
         self.nodes = [nodes[at] for at in order]
@@ -97,11 +96,8 @@ class _Joining:
         rows = self._node(at)
         makers = {self.defined_at[v] for v in rows.inputs if v in self.defined_at}
         for other in sorted(makers.union(*(self.readers.get(v, ()) for v in rows.results))):
-            if _is_neighbour(self._node(other), rows, before=other < at):
-                members = sorted((at, other))
-                found = self._merged(members)
-                if found is not None and self._pays([found[1]], [rows, self._node(other)]):
-                    return self._replace(dict.fromkeys(members), dict([found]))
+            if _is_neighbour(self._node(other), rows, before=other < at) and self._join((at, other)):
+                return True
         return False
 
     def _join_rows(self, at: int) -> bool:
@@ -109,11 +105,14 @@ class _Joining:
         rows = self._node(at)
         values = (*rows.inputs, *rows.results)
         beside = {i for v in values for i in self.readers.get(v, ()) if i > at and is_rows(self.nodes[i])}
-        for other in sorted(i for i in beside if _same_rows(rows, self._node(i))):
-            found = self._merged([at, other])
-            if found is not None and self._pays([found[1]], [rows, self._node(other)]):
-                return self._replace(dict.fromkeys((at, other)), dict([found]))
-        return False
+        return any(self._join((at, other)) for other in sorted(i for i in beside if _same_rows(rows, self._node(i))))
+
+    def _join(self, members: Sequence[int]) -> bool:
+        """Fuse kernels into one, if that is profitable and there is an order with it."""
+        found = self._merged(members)
+        if found is None or not self._pays([found[1]], [self._node(at) for at in members]):
+            return False
+        return self._replace(dict.fromkeys(members), dict([found]))
 
     def _node(self, at: int) -> Node:
         node = self.nodes[at]
@@ -272,41 +271,6 @@ class _Recomputation:
         env = {o: builder.operand(v) for o, v in self.leaves.items()}
         builder.inline(self.nodes, env)
         return {self.value: env[self.own]}
-
-
-def _order(nodes: Sequence[Node | None]) -> Sequence[int] | None:
-    """The positions of nodes in an order in which what a node reads precedes it, and effects stay in theirs; as they are, as far as that is
-    possible. None if there is no such order.
-    """
-    made = {v: at for at, node in enumerate(nodes) if node is not None for v in node.results}
-    needs: list[set[int]] = []
-    last = -1
-    for at, node in enumerate(nodes):
-        needed = {made[v] for v in node.inputs if v in made} if node is not None else set[int]()
-        if node is not None and effectful(node):
-            needed |= {last} if last >= 0 else set()
-            last = at
-        needs.append(needed)
-    if all(max(needed, default=-1) < at for at, needed in enumerate(needs)):
-        return range(len(nodes))
-    return _sorted(needs)
-
-
-def _sorted(needs: Sequence[set[int]]) -> Sequence[int] | None:
-    """Positions in an order in which those that each needs precede it, the first of those that are possible next; None if there is none."""
-    waits = [len(needed) for needed in needs]
-    readers: dict[int, list[int]] = {}
-    for at, needed in enumerate(needs):
-        for other in needed:
-            readers.setdefault(other, []).append(at)
-    ready, order = [at for at, n in enumerate(waits) if n == 0], []
-    while ready:
-        order.append(heapq.heappop(ready))
-        for reader in readers.get(order[-1], ()):
-            waits[reader] -= 1
-            if waits[reader] == 0:
-                heapq.heappush(ready, reader)
-    return order if len(order) == len(needs) else None
 
 
 def is_rows(node: Node | None) -> bool:
