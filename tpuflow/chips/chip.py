@@ -167,6 +167,10 @@ class Chip:
         register = self.vector_sublanes * self.vector_lanes * LANE_BYTES * self.vector_units
         return -(-self.tile_bytes(tuple(shape), element_bytes) * unpacked // register)
 
+    def column_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """A tile's shape, cut to the lanes of one register: what is filled where each row repeats a number."""
+        return (*shape[:-1], min(shape[-1], self.vector_lanes))
+
     def matrix_cycles(self, batch: int, rows: int, columns: int, depth: int, dtype: str) -> int:
         """Cycles of the arrays for `batch` products [rows, depth] x [depth, columns]: the better of the two operands is held in them."""
         held = min(self._held_cycles(rows, columns), self._held_cycles(columns, rows))

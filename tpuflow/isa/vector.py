@@ -235,10 +235,15 @@ class Broadcast(_Compute):
     axes: tuple[int, ...] = field.axes_field()
 
     def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
-        """One register where a number or whole rows are repeated: readers address them over again. Else the whole tile is written."""
-        minor = len(self.dst.axes) - 1
-        row = minor in self.axes and shape_of(self.a)[self.axes.index(minor)] == shape_of(self.dst)[minor]
-        return _ADDRESSED if row or math.prod(shape_of(self.a)) == 1 else _Compute.cost(self, chip, shape_of)
+        """One register where a number or whole rows are repeated, one for each group of rows where each number is repeated along its row:
+        readers address them over again.
+        """
+        shape, minor = shape_of(self.dst), len(self.dst.axes) - 1
+        row = minor in self.axes and shape_of(self.a)[self.axes.index(minor)] == shape[minor]
+        if row or math.prod(shape_of(self.a)) == 1:
+            return _ADDRESSED
+        filled = chip.column_shape(shape)
+        return Cost(cycles=chip.vector_cycles(filled, self.dst.dtype.bytes), element_ops=math.prod(filled))
 
     def meaning(self, ar: Arithmetic, trip: Trip, a: Any) -> Any:
         """Repeated values."""

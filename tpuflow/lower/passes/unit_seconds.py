@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from tpuflow.chips import Chip
 from tpuflow.chips.chip import LANE_BYTES
-from tpuflow.dtypes import PRED
 from tpuflow.isa.elementwise import OPERATIONS
 from tpuflow.lower.graph.blocking import ceil_div
 from tpuflow.lower.graph.graph import Node, Value
@@ -41,9 +40,12 @@ def work_seconds(nodes: Iterable[Node], chip: Chip) -> float:
 
 
 def _cycles(node: Node, chip: Chip) -> float:
-    """Cycles of the vector unit for a node. Broadcast operands and scalars cost nothing: they are addressed where they lie."""
+    """Cycles of the vector unit for a node. Scalars and rows that are repeated cost nothing: they are addressed where they lie."""
+    if node.op == "broadcast":
+        whole, axes = node.result.shape, node.attrs["axes"]
+        return 0.0 if not whole or len(whole) - 1 in axes else chip.vector_cycles(chip.column_shape(whole), LANE_BYTES)
     special = node.op in OPERATIONS and OPERATIONS[node.op].special
-    passes = chip.special_passes if special else int(is_work(node) or (node.op == "broadcast" and node.inputs[0].dtype != PRED))
+    passes = chip.special_passes if special else int(is_work(node))
     if not passes:
         return 0.0
     largest = max((*node.inputs, *node.results), key=lambda v: v.type.elems)
