@@ -9,15 +9,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import tpuflow
+from models.mlp import MLP
 from tests.test_residency import without_a_place
 from tpuflow.compiler import compile_function, compile_sink, compile_stablehlo
 from tpuflow.device.runtime import Executable
 from tpuflow.device.timing import time_program
 from tpuflow.device.verify import verify
+from tpuflow.errors import ConfigError
 from tpuflow.isa.program import Loop, Program, walk
 from tpuflow.stages.analysis import memory_analysis
 
@@ -245,3 +248,56 @@ def test_transformations_keep_it() -> None:
     np.testing.assert_array_equal(jax.grad(function)(X, there), X)
     np.testing.assert_array_equal(jax.grad(function, 1)(X, there), X)
     assert jax.vmap(function)(X, there).shape == (SIZE,)
+
+
+def test_operations_one_by_one_take_and_give_it() -> None:
+    with jax.disable_jit():
+        found = tpuflow.jit(lambda h: _put(_fetched(h) + 1))(jax.device_put(X, THERE))
+    assert _kinds(found) == ["pinned_host"] and np.array_equal(found, X + 1)
+
+
+# --- the optimizer's state
+
+
+TRAININGS: dict[str, dict[str, Any]] = {
+    "one chip": {},
+    "loss scale": {"policy": "mixed"},
+    "accumulated": {"accumulate_steps": 2},
+    "zero1": {"mesh": {"data": 4}, "sharding": "zero1"},
+    "zero3": {"mesh": {"data": 4}, "sharding": "zero3", "policy": "mixed_bf16"},
+}
+
+
+@pytest.mark.parametrize("training", TRAININGS)
+def test_a_training_is_the_same_with_its_optimizer_s_state_at_the_host(training: str) -> None:
+    network = MLP((SIZE, SIZE))
+    images, labels = RNG.normal(size=(64, SIZE)).astype(np.float32), RNG.integers(0, 10, 64).astype(np.int32)
+    first, second = (
+        tpuflow.train(
+            network, (images, labels), optimizer=optax.adam(1e-3), epochs=2, batch_size=16, offload_optimizer=offloads, progress=False,
+            **TRAININGS[training],
+        )
+        for offloads in (False, True)
+    )  # fmt: skip
+    for ours, theirs in zip(*(jax.tree.leaves((r.params, r.opt_state)) for r in (first, second)), strict=True):
+        assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
+    plain, offloaded = (next(e.program for e in r.executables if e.program.outputs) for r in (first, second))
+    there = {p.name for p in offloaded.inputs if offloaded.is_host(p.buffer)}
+    assert there == {p.name for p in offloaded.inputs if p.shape and "opt_state" in p.name} and not plain.host_bytes
+    assert offloaded.host_bytes >= sum(offloaded.buffers[p.buffer].bytes for p in offloaded.inputs if p.name in there)
+
+
+def test_an_estimate_has_the_copies_of_the_optimizer_s_state() -> None:
+    network, batch = MLP((SIZE, SIZE)), (jax.ShapeDtypeStruct((64, SIZE), np.float32), jax.ShapeDtypeStruct((64,), np.int32))
+    plain, offloaded = (
+        tpuflow.estimate_training(network, batch, optimizer=optax.adam(1e-3), offload_optimizer=offloads) for offloads in (False, True)
+    )
+    moved = offloaded.memory.host_argument_size_in_bytes
+    assert plain.memory.argument_size_in_bytes - offloaded.memory.argument_size_in_bytes == moved > 0
+    assert sum(row.count * row.bytes for row in offloaded.time.copies) == 2 * moved * offloaded.steps and not plain.time.copies
+    assert "copies between HBM and the host" in offloaded.report() and offloaded.step_seconds > plain.step_seconds
+
+
+def test_a_step_of_one_s_own_says_itself_what_is_at_the_host() -> None:
+    with pytest.raises(ConfigError, match="does by itself what offload_optimizer would ask for"):
+        tpuflow.train(lambda s, b: (s, {"loss": s}), (X, X), state=np.float32(0), offload_optimizer=True)

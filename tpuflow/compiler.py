@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
@@ -25,7 +26,7 @@ from tpuflow.jaxprs.shardings import Asked, asked_of, axes_of
 from tpuflow.lower.assemble import Interface, Tilings, assemble, scheduled
 from tpuflow.lower.graph.digest import NotDataError, digest
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
-from tpuflow.lower.host_ports import with_host_ports
+from tpuflow.lower.host_ports import with_fetches, with_host_ports
 from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
 from tpuflow.lower.importers.stablehlo.importer import Imported, lower_stablehlo
 from tpuflow.lower.importers.stablehlo.partitioned import lower_partitioned
@@ -164,12 +165,14 @@ def compile_sink(
     invariant_names: Sequence[str] = (),
     infeed_names: Sequence[str] = (),
     outfeed_names: Sequence[str] = (),
+    host_carries: Sequence[bool] = (),
 ) -> Program:
     """The Program that runs a step as often as its first input, `trips` (s32[]), says: loop(trips) { infeed; step; outfeed }.
 
     The jaxpr maps (carries..., invariants..., batch...) to (new carries..., figures...). The Program's further inputs are the carries
     (donated) and the invariants (kept), its outputs the carries after the last step. Each batch leaf is taken from an infeed port of its
-    own before every step, each figure sent to an outfeed port after it. Carries whose type is of the host's memory are there between steps.
+    own before every step, each figure sent to an outfeed port after it. Carries whose type is of the host's memory, and `host_carries`,
+    are there between steps.
 
     Raises:
       CompileError: a new carry has another type than the old one.
@@ -188,8 +191,9 @@ def compile_sink(
         _check_carries(step, carries, carry_names)
     ins, outs = closed_jaxpr.in_avals, closed_jaxpr.out_avals
     kept = carries + invariants
-    host_inputs = (False, *_at_host(ins[:kept]))
-    step = with_host_ports(step, outputs=_at_host(ins[:carries]))
+    there = [a or b for a, b in itertools.zip_longest(_at_host(ins[:carries]), host_carries, fillvalue=False)]
+    host_inputs = (False, *there, *_at_host(ins[carries:kept]))
+    step = with_host_ports(with_fetches(step, host_carries), outputs=there)
     graph = sink_graph(step, carries, invariants, carry_names, invariant_names, count(calls))
     interface = Interface(
         donated=(False, *(True,) * carries, *(False,) * invariants),

@@ -207,6 +207,7 @@ def training_program(config: StepConfig, chip: Chip) -> tuple[Recipe, Program, T
         carry_names=carries,
         infeed_names=names_of(batch, pair=True),
         outfeed_names=leaf_names(shapes[1]),
+        host_carries=recipe.at_host(state),
     )
     return recipe, program, state
 

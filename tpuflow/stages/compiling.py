@@ -18,7 +18,7 @@ from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, a_thing
 from tpuflow.garbage import undisturbed
 from tpuflow.isa.program import Program
-from tpuflow.jaxprs.compat import ClosedJaxpr, Token, Tracer, at_host, avals_on_one_device, axes_around, axes_of, is_alone, is_transforming
+from tpuflow.jaxprs.compat import ClosedJaxpr, Token, Tracer, avals_on_one_device, axes_around, axes_of, is_alone, is_transforming
 from tpuflow.jaxprs.shardings import cuts, is_mapped, with_sharding, with_shardings
 from tpuflow.stages.argument_sets import ArgumentSet, argument_set, parameters_of
 from tpuflow.stages.cache_misses import explain
@@ -248,11 +248,10 @@ class JitFunction:
             return [jax.device_put(x, jax.memory.Space.Host) if to_host else x for x, to_host in zip(outputs, there, strict=True)]
 
         names = self._leaf_names(tree, statics)
-        specs = [spec_of(s) for s in signatures]
+        there = self._shardings.arguments_at_host(tree, [is_there for *_, is_there, _ in signatures])
+        specs = [spec_of((*kind, is_there, None)) for (*kind, _, _), is_there in zip(signatures, there, strict=True)]
         shardings = self._shardings.of_arguments(tree, names, specs, [brought for *_, brought in signatures])
         specs = [with_sharding(spec, sharding) for spec, sharding in zip(specs, shardings, strict=True)]
-        there = self._shardings.arguments_at_host(tree, [is_there for *_, is_there, _ in signatures])
-        specs = [at_host(spec) if is_there else spec for spec, is_there in zip(specs, there, strict=True)]
         with users_code(f"while tracing {self._name} for tpuflow.jit"), jax.disable_jit(False):
             jaxpr = jax.make_jaxpr(flat)(*specs)
             jaxpr = self._sharded(jaxpr, shardings, out_trees[0])

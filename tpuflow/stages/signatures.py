@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpuflow.jaxprs.compat import TOKEN_TYPE, Token, Tracer, is_at_host, is_token
+from tpuflow.jaxprs.compat import TOKEN_TYPE, Token, Tracer, at_host, is_at_host, is_token
 from tpuflow.stages.shardings import brought, in_host_memory
 
 _WEAK_SCALARS = {
@@ -47,8 +47,11 @@ def signature(leaf: Any) -> Any:
 
 def spec_of(signature: Any) -> Any:
     """What is traced with for an argument of a signature."""
-    shape, dtype, weak, *_ = signature
-    return dtype if is_token(dtype) else jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
+    shape, dtype, weak, is_there, _ = signature
+    if is_token(dtype):
+        return dtype
+    spec = jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
+    return at_host(spec) if is_there else spec
 
 
 def _sharding_of(array: Any) -> Any:
