@@ -99,7 +99,7 @@ SECTIONS: Mapping[str, Mapping[str, Key]] = {
     },
 }  # fmt: skip
 """What is known of each section; what is set to its default here and has no effect is not spoken of."""
-DOES = dict.fromkeys(
+DOES: Mapping[str, bool] = dict.fromkeys(
     ("reduce_scatter", "overlap_comm", "contiguous_gradients", "allgather_partitions", "pin_memory", "pipeline_read", "pipeline_write"),
     True,
 )

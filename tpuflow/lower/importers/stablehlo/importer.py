@@ -10,6 +10,7 @@ from typing import Any
 from tpuflow.errors import ModuleError
 from tpuflow.isa.calls import Call
 from tpuflow.isa.collectives import MeshAxis
+from tpuflow.jaxprs.partitioner import MEMORY_KIND
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType
 from tpuflow.lower.importers.stablehlo import rules
@@ -104,8 +105,8 @@ def lower_stablehlo(
         output_types=output_types,
         complex_outputs=tuple(isinstance(x, Complex) for x in results),
         token_outputs=tuple(isinstance(t, TokenType) for t in main.output_types),
-        host_inputs=tuple(a.get("mhlo.memory_kind") in HOST_KINDS for a in main.argument_attributes),
-        host_outputs=tuple(a.get("mhlo.memory_kind") in HOST_KINDS for a in main.result_attributes),
+        host_inputs=tuple(a.get(MEMORY_KIND) in HOST_KINDS for a in main.argument_attributes),
+        host_outputs=tuple(a.get(MEMORY_KIND) in HOST_KINDS for a in main.result_attributes),
     )
 
 
