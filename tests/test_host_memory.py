@@ -152,12 +152,25 @@ def test_kernels_hide_a_copy() -> None:
 
 
 def test_a_loop_puts_items_there_and_takes_them_back() -> None:
+    """The first before the loop, and that of the next trip in each."""
     program = compile_function(_scan(jax.checkpoint(_layer, policy=OFFLOADED)), _arguments(), chip=CHIP)
     copies = {place: copy for place, copy in walk(program.code) if isinstance(copy, Copy)}
-    assert len(copies) == 2 and all("body" in place and copy.index >= 0 for place, copy in copies.items())
-    assert [row.count for row in time_program(program).copies] == [LAYERS, LAYERS]
+    assert ["body" in place for place in copies] == [True, False, True] and all(copy.index >= 0 for copy in copies.values())
+    assert [row.count for row in time_program(program).copies] == [LAYERS, 1, LAYERS]
     assert from_bytes(to_bytes(program)).code == program.code
     assert [c for _, c in walk(assemble(disassemble(program)).code) if isinstance(c, Copy)] == list(copies.values())
+
+
+def test_an_item_comes_while_the_trip_before_it_runs() -> None:
+    """On a slow chip with a fast link nothing is waited for but the first item; where memory has no room for one more, each trip begins
+    with a wait."""
+    slow = replace(CHIP, clock_hz=CHIP.clock_hz / 10, hbm_bytes_per_second=CHIP.hbm_bytes_per_second / 10)
+    function, arguments = _scan(jax.checkpoint(_layer, policy=OFFLOADED)), _arguments(size=512)
+    roomy = compile_function(function, arguments, chip=slow)
+    tight = compile_function(function, arguments, chip=replace(slow, hbm_bytes=roomy.hbm_bytes))
+    fetched = [[row for row in time_program(program).copies if row.ends[0] == "host"] for program in (roomy, tight)]
+    assert [[row.count for row in rows] for rows in fetched] == [[1, LAYERS], [LAYERS]]
+    assert fetched[0][1].exposed_picoseconds < fetched[1][0].exposed_picoseconds / 10
 
 
 @pytest.mark.parametrize("form", ["unroll", "within a loop", "stacked for the program", "read in a loop"])
