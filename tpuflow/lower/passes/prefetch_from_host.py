@@ -45,7 +45,8 @@ class PrefetchFromHost(ChipPass):
     def _region(self, graph: Graph, carried: Collection[Value]) -> Graph:
         """A region, of which `carried` is what it hands to the next trip."""
         nodes = [node if not node.regions or node.op == "fused" else self._with_regions(node) for node in graph.nodes]
-        graph = replace(graph, nodes=tuple(before_readers(nodes)))
+        graph = replace(graph, nodes=tuple(nodes))
+        graph = replace(graph, nodes=tuple(before_readers(graph)))
         if not any(is_fetch(node) for node in graph.nodes):
             return graph
         return replace(graph, nodes=tuple(_Link(graph, self.chip, self.mesh, carried).started()))
