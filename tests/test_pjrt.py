@@ -152,6 +152,17 @@ def test_arrays_lie_at_the_host_within_a_program(facts):
     assert facts["arrays_at_the_host"] == [4 * 64, 2.0 * 64]
 
 
+def test_a_device_has_the_host_s_memory_too(facts):
+    assert facts["the_host_s_memory_is_one_of_the_device_s"] == {
+        "kinds": ["device", "pinned_host"],
+        "default": "device",
+        "HBM": 0,
+        "gone": True,
+        "arrays": ["pinned_host", "device", "pinned_host"],
+        "values": [128.0, 128.0, 192.0],
+    }
+
+
 def test_an_executable_survives_its_bytes(facts):
     assert facts["a_serialized_executable_runs"] == [4.0, "4j"]
 
@@ -249,19 +260,19 @@ def test_buffers_of_one_call_give_their_memory_back_each_once():
     client = Client(Settings.from_environment())
     device = client.devices[0]
     arrays = [np.zeros(n, np.float32) for n in (1, 2, 3)]
-    handles = BufferTypes(device, [BufferType(device, 11, x.shape, x.nbytes) for x in arrays]).new(arrays)
+    handles = BufferTypes([BufferType(device.memory, 11, x.shape, x.nbytes) for x in arrays]).new(arrays)
     first, second, third = handles
-    assert device.usage.in_use == 24 and type_of(third).shape == (3,) and array_of(third) is arrays[2]
+    assert device.memory.usage.in_use == 24 and type_of(third).shape == (3,) and array_of(third) is arrays[2]
     add_external_reference(second)
     delete([first, second, first])
-    assert device.usage.in_use == 12 and EXTERNAL_REFERENCES[second][1] is arrays[1]  # who looks at it still can
+    assert device.memory.usage.in_use == 12 and EXTERNAL_REFERENCES[second][1] is arrays[1]  # who looks at it still can
     with pytest.raises(LaunchError, match="deleted, or donated"):
         array_of(second)
     drop_external_reference(second)
     destroy([third, second, first, client.handle])
     destroy([first])
-    assert device.usage.in_use == 0 and not EXTERNAL_REFERENCES
-    assert OBJECTS.keys().isdisjoint([*handles, client.handle, device.handle, device.memory.handle])
+    assert device.memory.usage.in_use == 0 and not EXTERNAL_REFERENCES
+    assert OBJECTS.keys().isdisjoint([*handles, client.handle, device.handle, *(m.handle for m in device.memories)])
 
 
 def test_a_host_without_machine_code_computes_the_same(environment):

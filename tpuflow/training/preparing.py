@@ -37,7 +37,7 @@ from tpuflow.training.weights import starting_variables
 
 MODEL_OPTIONS = (
     "policy", "optimizer", "loss", "loss_fn", "inputs", "params", "frozen", "ema", "eval_params", "keep_batchnorm_fp32", "loss_scale",
-    "accumulate_steps", "nominal_batch_size", "metrics", "numerics", "mesh",
+    "accumulate_steps", "nominal_batch_size", "metrics", "numerics", "mesh", "offload_optimizer",
 )  # fmt: skip
 """Options that say how the step of a model is made."""
 
@@ -262,7 +262,10 @@ def make_recipe(config: StepConfig, batch: Any, policy: amp.Policy | None = None
     frozen, ema = tuple(config.frozen), get_ema(config.ema)
     if ema is not None and config.eval_params is not None:
         raise ConfigError("ema and eval_params both say which parameters evaluations use; give one of them.")
-    recipe = Recipe(model, policy, roles, loss, optimizer, config.loss_fn, frozen=frozen, ema=ema, optimized=config.eval_params)
+    recipe = Recipe(
+        model, policy, roles, loss, optimizer, config.loss_fn, frozen=frozen, ema=ema, optimized=config.eval_params,
+        offloads=config.offload_optimizer,
+    )  # fmt: skip
     return replace(recipe, strategy=_strategy(config.mesh, config.sharding, samples_of(batch))), why
 
 
