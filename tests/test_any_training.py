@@ -177,7 +177,7 @@ class Case:
     rtol: float = 2e-5
 
 
-TOKENS = RNG.integers(0, 9, (N, 7)).astype(np.int32)
+TOKENS = RNG.integers(0, 9, (N, 4)).astype(np.int32)
 BOXES = {"boxes": RNG.normal(size=(N, 3, 4)).astype(np.float32), "mask": RNG.integers(0, 2, (N, 3)).astype(bool)}
 
 CASES = {
