@@ -223,9 +223,16 @@ def _loaded_with(module: str, seen: set[str] | None = None) -> set[str]:
             continue
         seen.add(name)
         if name in _modules():
-            for imported, _ in _imports(_at_import_time(ast.parse(_modules()[name].read_text())), name):
-                _loaded_with(_module_of(imported) if imported.partition(".")[0] in PACKAGES else imported.partition(".")[0], seen)
+            for imported in _imported_at_once(name):
+                _loaded_with(imported, seen)
     return seen
+
+
+@cache
+def _imported_at_once(module: str) -> tuple[str, ...]:
+    """The modules of ours, and the packages of others, that the statements outside of a module's functions import."""
+    imported = [name for name, _ in _imports(_at_import_time(ast.parse(_modules()[module].read_text())), module)]
+    return tuple(_module_of(name) if name.partition(".")[0] in PACKAGES else name.partition(".")[0] for name in imported)
 
 
 def _at_import_time(tree: ast.Module) -> ast.Module:
