@@ -1,4 +1,4 @@
-"""Which values are nnx objects, told without loading `flax.nnx`, whose import takes a third of a second: who has an object has loaded it."""
+"""Which values are nnx objects, told without loading `flax.nnx`, which takes a third of a second: who has an object has loaded it."""
 
 from __future__ import annotations
 
