@@ -32,7 +32,7 @@ def between_pieces() -> None:
 
 @contextmanager
 def last_work() -> Iterator[None]:
-    """`undisturbed` around what a process does last: what it leaves is never collected, since the operating system takes the memory back."""
+    """`undisturbed` around what a process does last: what it leaves is not collected, since the operating system takes the memory back."""
     with undisturbed():
         yield
         gc.freeze()  # before the collector is on again, and would walk over all that was made; nor does it at the end of the process

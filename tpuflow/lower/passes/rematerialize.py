@@ -267,9 +267,8 @@ class _Recomputation:
         live, alone = self.live, plan.makers == (SEPARATE,)
         order = live.order_with_earlier(plan.makers[0], plan.others) if plan.others and not alone else None
         live.put(self.at, self._with_stored_leaves(live.nodes[self.at]))
-        made = (
-            [self._separate_kernel()] if alone else [self._with_recomputation(live.nodes[i], stores=bool(plan.others)) for i in plan.makers]
-        )
+        stores = bool(plan.others)
+        made = [self._separate_kernel()] if alone else [self._with_recomputation(live.nodes[i], stores=stores) for i in plan.makers]
         for i in plan.others:
             node = live.nodes[i]
             live.put(i, replace(node, inputs=tuple(made[0].results[-1] if v is self.value else v for v in node.inputs)))
