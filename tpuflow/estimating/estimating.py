@@ -22,12 +22,12 @@ from tpuflow.device.timing.result import joules_text, seconds_text
 from tpuflow.errors import ConfigError
 from tpuflow.garbage import undisturbed
 from tpuflow.isa.program import Program
-from tpuflow.nnx import jit_of
 from tpuflow.reports.profile import Profile
 from tpuflow.reports.profile import profile as make_profile
 from tpuflow.reports.reported import Reported
 from tpuflow.stages.analysis import MemoryAnalysis, cost_analysis, memory_analysis
 from tpuflow.stages.flattening import leaf_names
+from tpuflow.stages.nnx_objects import jit_of
 from tpuflow.stages.tracing import users_code
 from tpuflow.training.adapters.model import MISFITS
 from tpuflow.training.config import StepConfig, configured, option

@@ -290,12 +290,13 @@ def _strategy(mesh: Mapping[str, int] | None, sharding: str | Rules, samples: in
 def state_shapes(recipe: Recipe, batch: Any) -> tuple[Recipe, TrainState]:
     """The recipe with its random streams, and the shapes and types of its state, for batches of these shapes."""
 
-    def variables(batch: Any) -> tuple[Any, Any]:
+    def variables(batch: Any) -> tuple[Any, Any, Any]:
         params, carried = recipe.model.init(jax.random.key(0), recipe.roles.inputs(batch))
-        return recipe.policy.cast_params(params, recipe.model.norms(params, carried)), carried
+        return params, recipe.policy.cast_params(params, recipe.model.norms(params, carried)), carried
 
-    params, carried = jax.eval_shape(variables, batch)
-    recipe, _ = trace_forward(recipe, params, carried, batch, "data")
+    made, params, carried = jax.eval_shape(variables, batch)
+    uncast = replace(recipe, policy=amp.get_policy("fp32"))  # which draws from the same streams, and is traced in half the time
+    recipe = replace(recipe, streams=trace_forward(uncast, made, carried, batch, "data")[0].streams)
     key = jax.eval_shape(lambda: jax.random.key(0)) if recipe.streams else None
     state = jax.eval_shape(recipe.state_of, params, carried, key)
     recipe = recipe.for_state(state, batch)
