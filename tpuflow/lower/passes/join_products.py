@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -72,15 +73,36 @@ class _Joining:
         """Put other nodes at positions, and all in an order in which what a node reads precedes it. Whether there is one; if not, nothing
         changes.
         """
-        nodes = list(self.nodes)
-        for at, node in ((at, node) for some in new for at, node in some.items()):
-            nodes[at] = node
-        order = dataflow_order(nodes)
+        changed = {at: node for some in new for at, node in some.items()}
+        before = {at: self.nodes[at] for at in changed}
+        self._put(changed)
+        if all(node is None or self._is_in_order(at, node) for at, node in changed.items()):
+            return True
+        order = dataflow_order(self.nodes)
         if order is None:
+            self._put(before)
             return False
-        self.nodes = [nodes[at] for at in order]
+        self.nodes = [self.nodes[at] for at in order]
         self._index()
         return True
+
+    def _put(self, changed: Mapping[int, Node | None]) -> None:
+        """Put nodes at positions, and keep the index up to date."""
+        for old, at in ((old, at) for at in changed if (old := self.nodes[at]) is not None):
+            for value in dict.fromkeys(old.inputs):
+                self.readers[value].remove(at)
+            for value in old.results:
+                del self.defined_at[value]
+        for at, node in changed.items():
+            self.nodes[at] = node
+            for value in dict.fromkeys(node.inputs if node is not None else ()):
+                bisect.insort(self.readers.setdefault(value, []), at)
+            self.defined_at.update(dict.fromkeys(node.results if node is not None else (), at))
+
+    def _is_in_order(self, at: int, node: Node) -> bool:
+        """Whether what a node at a position reads precedes it, and what reads it follows."""
+        read = (self.defined_at.get(v, -1) for v in node.inputs)
+        return max(read, default=-1) < at and all(at < i for v in node.results for i in self.readers.get(v, ()))
 
     def _index(self) -> None:
         self.defined_at, self.readers = {}, {}
