@@ -15,6 +15,9 @@ TPUFLOW_DATA := $(abspath $(wildcard ../shared/data))
 endif
 export TPUFLOW_DATA
 
+# Tests start a few hundred processes. Where bytecode may not be written, each would compile all of tpuflow: a second of its three.
+unexport PYTHONDONTWRITEBYTECODE
+
 # A comma in a call's argument would end it.
 TORCH := .[torch,torch-models]
 

@@ -318,10 +318,12 @@ ABOUT_TRANSFORMERS = (
     "over `model`;",
     "slices share a batch over the network. Layers are computed again in the backward pass, or what products with weights give is kept",
     "(`minimal`), or arrays of some names are, in the host's memory; the rows on tpu-v6e state times, their names are from MaxText's",
-    "benchmarks/maxtext_trillium_model_configs.py. What is not modelled of theirs: products that begin on what has already been gathered",
-    "over `model` (XLA's collective matmul), so on v5p every layer waits for its gathers and sums; an attention kernel of its own, which",
-    "leaves out what a causal mask hides. (The compiler fuses scores, softmax and the product with the values by itself, and computes all",
-    "scores: no bit may depend on what is hidden.) With 8,192 tokens attention is two fifths of the time, and half of that is hidden.",
+    "benchmarks/maxtext_trillium_model_configs.py, Mistral's and Mixtral's from tpu-recipes v0.1.2. (Mixtral's experts have places for",
+    "1.25 times their share of a sequence, and products with masks bring tokens there and back: neither `megablox` nor `sparse_matmul`.)",
+    "What is not modelled of theirs: products that begin on what has already been gathered over `model` (XLA's collective matmul), so on",
+    "v5p every layer waits for its gathers and sums; an attention kernel of its own, which leaves out what a causal mask hides. (The",
+    "compiler fuses scores, softmax and the product with the values by itself, and computes all scores: no bit may depend on what is",
+    "hidden.) With 8,192 tokens attention is two fifths of the time, and half of that is hidden.",
 )
 ABOUT_ORDER = (
     "## Order",
@@ -331,10 +333,9 @@ ABOUT_ORDER = (
 NOT_CONFIGURED = (
     "## Rows that cannot be configured from their sources, or not here",
     "",
-    "- What is kept at the host is not stated with the row, nor found in MaxText's configurations: Mistral on v6e (M399).",
     "- Products in 8 bits: GPT-3 175B (M310, M312, M383, M402), Llama 3.1 and DeepSeek-V3 on v7x (M408, M410, M419, M421, M423, M425).",
     "- Models that are not built here: DeepSeek (M366, M403), Gemma (M384, M386, M411 to M415), gpt-oss (M416), Qwen3 (M426).",
-    "- Activations that are kept by name (`custom`), not configured here: Mixtral (M401), Llama 3.1 405B (M404).",
+    "- Not configured here: Llama 3.1 405B (M404).",
     "- The batch or what is computed again is not stated: the models of 754B and 915B (M370, M373), M374, M376.",
     "- The sum over the network in C004's source: for how many slices is not said.",
 )

@@ -54,9 +54,13 @@ or what has these names of MaxText's is kept in the host's memory ("custom", in 
 
 @dataclass(frozen=True)
 class MeshConfig(llama.Config):
-    """Llama's, and how activations [B, T, D] lie between layers."""
+    """Llama's, how activations [B, T, D] lie between layers, and for a mixture of experts how many there are, how many a token goes
+    to, and how many times its even share of a sequence's tokens an expert has place for."""
 
     lies: NamedSharding | None = None
+    experts: int | None = None
+    experts_per_token: int = 2
+    capacity_factor: float = 1.25
 
 
 class Layer(llama.Layer):
@@ -92,6 +96,49 @@ class UngatedLayer(Layer):
         return Ungated(self.config, name="mlp")(x), None
 
 
+class DroppingExperts(nn.Module):
+    """A mixture of gated experts as MaxText has it without `sparse_matmul` and `megablox`: [B, T, D] -> [B, T, D].
+
+    Each expert takes so many tokens of a sequence, in their order, and those beyond are dropped; products with masks of tokens and places
+    [B, T, E, C] send tokens to the experts and add up what comes back.
+    """
+
+    config: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the mixture."""
+        config, width = self.config, x.shape[-1]
+        combine = self._places(x, llama.dense(config, config.experts, "gate", bias=False)(x))
+        sent = jnp.einsum("btd,btec->ebcd", x, (combine != 0).astype(x.dtype))
+        gate, up = (jnp.einsum("ebcd,edf->ebcf", sent, self._kernel(name, width, config.intermediate_size)) for name in ("w1", "w3"))
+        back = jnp.einsum("ebcf,efd->ebcd", nn.silu(gate) * up, self._kernel("w2", config.intermediate_size, width))
+        return jnp.einsum("ebcd,btec->btd", back, combine)
+
+    def _places(self, x: jax.Array, logits: jax.Array) -> jax.Array:
+        """The weight of each place of each expert for each token, [B, T, E, C]."""
+        config, (batch, tokens, experts) = self.config, logits.shape
+        largest, chosen = lax.top_k(logits, config.experts_per_token)
+        mask = nn.one_hot(chosen, experts, dtype=jnp.int32)  # [B, T, K, E]
+        count = jnp.cumsum(mask.reshape(batch, -1, experts), 1).reshape(mask.shape)
+        places = int(tokens * config.experts_per_token / experts * config.capacity_factor)
+        held = mask * (count <= places)
+        weights = (nn.softmax(largest.astype(jnp.float32))[..., None] * held).sum(2).astype(x.dtype)
+        return weights[..., None] * nn.one_hot((held * count).sum(2) - 1, places, dtype=x.dtype)
+
+    def _kernel(self, name: str, depth: int, width: int) -> jax.Array:
+        """The kernels [E, depth, width] of all experts."""
+        return self.param(name, nn.initializers.normal(self.config.initializer_range), (self.config.experts, depth, width))
+
+
+class ExpertsLayer(Layer):
+    """The same with a mixture of experts."""
+
+    def feedforward(self, x: jax.Array) -> tuple[jax.Array, Any]:
+        """As llama's, by the experts that a token is sent to."""
+        return DroppingExperts(self.config, name="experts")(x), None
+
+
 class Transformer(llama.Llama):
     """Llama with layers that lie on a mesh."""
 
@@ -120,6 +167,7 @@ class Published:
     tokens: int = TOKENS
     vocabulary: int = VOCABULARY
     gated: bool = True
+    experts: int | None = None
     remat_policy: str = "full"
     precision: amp.Policy = ACTIVATIONS
     note: str = ""
@@ -154,22 +202,25 @@ class Published:
         config = MeshConfig(
             vocab_size=self.vocabulary, hidden_size=self.width, intermediate_size=self.inner, num_hidden_layers=self.layers,
             num_attention_heads=self.heads, num_key_value_heads=self.key_heads, head_dim=self.head_width, scan=True, lies=lies,
+            experts=self.experts,
         )  # fmt: skip
         tokens = jax.ShapeDtypeStruct((int(self.batch * self.chips), self.tokens), jnp.int32)
         module = Transformer(config, layer=self._layer())
         return StepConfig(module, (tokens, tokens), self.precision, optax.adamw(3e-5), mesh=self.mesh, sharding=self._rules())
 
     def _layer(self) -> Any:
-        return nn.remat(Layer if self.gated else UngatedLayer, policy=REMAT_POLICIES[self.remat_policy], prevent_cse=False)
+        layer = ExpertsLayer if self.experts else Layer if self.gated else UngatedLayer
+        return nn.remat(layer, policy=REMAT_POLICIES[self.remat_policy], prevent_cse=False)
 
     def _rules(self) -> Rules:
         """Widths are cut over `data`, heads, the inner width and the vocabulary over `model`."""
         model = "model" if self.model > 1 else None
         into, out = P(None, "data", model), P(None, model, "data")  # [layers, in, out]
+        experts = {"layers/experts/w2": P(None, None, model, "data"), "layers/experts/w?": P(None, None, "data", model)}
         return {
             "embed_tokens/embedding": P(model, "data"),
             "layers/self_attn/o_proj/kernel": out,
-            "layers/mlp/down_proj/kernel": out,
+            **(experts if self.experts else {"layers/mlp/down_proj/kernel": out}),
             "layers/*/*/kernel": into,
             "lm_head/kernel": P("data", model),
         }
@@ -206,6 +257,8 @@ _ALL = "layer inputs, qkv_proj and out_proj offloaded"
 _LLAMA2_70B = Published("Llama 2 70B", "tpu-v6e", 8192, 64, 28672, 80, 2, 256, key_heads=8, tokens=4096, remat_policy="qkv_proj_offloaded")
 _LLAMA3_70B = replace(_LLAMA2_70B, name="Llama 3.1 70B", tokens=8192, vocabulary=128256, remat_policy="layer inputs and qkv_proj offloaded")
 _LLAMA3_8B = replace(_LLAMA3_70B, name="Llama 3.1 8B", width=4096, heads=32, inner=14336, layers=32, remat_policy=_ALL)
+_MISTRAL = replace(_LLAMA3_8B, name="Mistral 7B", vocabulary=VOCABULARY)
+_MIXTRAL = replace(_MISTRAL, name="Mixtral 8x7B", experts=8, tokens=4096, note="tokens beyond 1.25 times an expert's share are dropped")
 
 PUBLISHED: Mapping[str, Published] = {
     "M315": _22B,
@@ -230,6 +283,8 @@ PUBLISHED: Mapping[str, Published] = {
     "M393": _v6e(_LLAMA3_8B, 8, 3),
     "M395": _v6e(_LLAMA3_8B, 32, 3),
     "M397": _v6e(_LLAMA3_8B, 128, 4),
+    "M399": _v6e(_MISTRAL, 8, 6),
+    "M401": _v6e(_MIXTRAL, 256, 12),
 }  # fmt: skip
 """Rows of bench/measured_steps.csv by their number."""
 

@@ -43,7 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Outside `make`, too, the data sets are looked for in a shared folder beside the checkout. Ctrl-C interrupts, also in a job of the
-    background, which a shell starts deaf to it."""
+    background, which a shell starts deaf to it. The garbage collector comes after 10,000 new objects, not after 700, which took a twentieth
+    of the time: importing, tracing and compiling make next to no cycles; what those hold is let go at the end of each file (`let_go`)."""
+    gc.set_threshold(10_000)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     shared = REPOSITORY.parent / "shared" / "data"
     if not os.environ.get("TPUFLOW_DATA") and shared.is_dir():
@@ -126,13 +128,20 @@ def diffusers(transformers: ModuleType) -> ModuleType:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One test after the other compiles the same step: XLA's results are kept on disk meanwhile, of each process its own; with --warm, for
-    later runs, too. What a fault in the compiler changes has another name there, so that none is hidden."""
-    folder = compiled_earlier(request.config) if is_warm(request.config) else tmp_path_factory.mktemp("compiled")
+    """One test after the other compiles the same step: what XLA makes is kept on disk meanwhile, for all processes of a run; with --warm,
+    for later runs, too. What a fault in the compiler changes has another name there, so that none is hidden. What is read while another
+    process writes it is compiled instead, with a warning of JAX's."""
+    kept = compiled_earlier(request.config) if is_warm(request.config) else _folder_of_run(request.config, tmp_path_factory) / "compiled"
     os.environ["TPUFLOW_CACHE"] = "off"  # ours keeps Programs, too: a test that plants a fault in the compiler would not see it
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_dir", str(kept))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     compilation_cache.reset_cache()  # what was compiled while tests were collected has found that there is none
+
+
+def _folder_of_run(config: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The temporary folder of this run, in which each of several processes has its own."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if hasattr(config, "workerinput") else base
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -135,10 +135,32 @@ def analyses() -> Any:
 
 @fact
 def arrays_at_the_host() -> Any:
-    """What is put there within a program; the device itself has no such memory."""
+    """What is put there within a program."""
     function = jax.jit(lambda x: jnp.sort(jax.device_put(jax.device_put(x * 2, jax.memory.Space.Host), jax.memory.Space.Device)))
     compiled = function.lower(jnp.ones(64)).compile()
     return compiled.memory_analysis().host_temp_size_in_bytes, float(compiled(jnp.ones(64)).sum())
+
+
+@fact
+def the_host_s_memory_is_one_of_the_device_s() -> Any:
+    """What is put there outside of programs, and taken and given by them; it is no HBM."""
+    device = jax.devices()[0]
+    there = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+    in_use = device.memory_stats()["bytes_in_use"]
+    array = jax.device_put(np.ones(64, np.float32), there)
+    held = device.memory_stats()["bytes_in_use"] - in_use
+    double = jax.jit(lambda x: jax.device_put(jax.device_put(x, jax.memory.Space.Device) * 2, jax.memory.Space.Host), donate_argnums=0)
+    result = double(array)
+    back = jax.device_put(result, jax.memory.Space.Device)
+    asked = jax.jit(lambda x: x + 1, out_shardings=there)(back)
+    return {
+        "kinds": [m.kind for m in device.addressable_memories()],
+        "default": device.default_memory().kind,
+        "HBM": held,
+        "gone": array.is_deleted(),
+        "arrays": [x.sharding.memory_kind for x in (result, back, asked)],
+        "values": [float(x.sum()) for x in map(np.asarray, (result, back, asked))],
+    }
 
 
 @fact

@@ -48,6 +48,18 @@ def memory() -> Any:
 
 
 @fact
+def pieces_at_the_host() -> Any:
+    there = cut("a", "b").with_memory_kind("pinned_host")
+    before = in_use()
+    x = jax.device_put(np.ones((8, 8), np.float32), there)
+    held = in_use()
+    function = jax.jit(lambda x: jax.device_put(jax.device_put(x, cut("a", "b")) * 2, there))
+    result = function(x)
+    found = function.lower(x).compile().memory_analysis()
+    return held == before, result.sharding.memory_kind, float(np.asarray(result).sum()), found.host_argument_size_in_bytes
+
+
+@fact
 def a_serialized_executable_runs_and_says_how_results_are_cut() -> Any:
     x = jax.device_put(square(), cut("a", "b"))
     compiled = jax.jit(lambda x: (x.T, x.sum(0) * 1j)).lower(x).compile()

@@ -378,8 +378,8 @@ def test_plain_jax_jit_with_autocast_prints_the_documented_losses(policy, fashio
 
     params = row.cast_params(jax.tree.map(jnp.asarray, initial_variables()))
     x, y = (jnp.asarray(a[: 201 * 64]).reshape(201, 64, *a.shape[1:]) for a in fashion_mnist.train)
-    run = jax.jit(lambda c: jax.lax.scan(step, c, (x, y)), compiler_options={"xla_disable_hlo_passes": "algsimp"})
-    losses = np.asarray(run((params, optimizer.init(params)))[1], np.float64)[::100]
+    run = jax.jit(lambda c, batches: jax.lax.scan(step, c, batches), compiler_options={"xla_disable_hlo_passes": "algsimp"})
+    losses = np.asarray(run((params, optimizer.init(params)), (x, y))[1], np.float64)[::100]
     np.testing.assert_allclose(losses, documented["runs"][policy]["epoch1_losses"][:3], rtol=0, atol=5e-6 if policy == "fp32" else 6e-7)
 
 

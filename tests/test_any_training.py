@@ -177,7 +177,7 @@ class Case:
     rtol: float = 2e-5
 
 
-TOKENS = RNG.integers(0, 9, (N, 7)).astype(np.int32)
+TOKENS = RNG.integers(0, 9, (N, 4)).astype(np.int32)
 BOXES = {"boxes": RNG.normal(size=(N, 3, 4)).astype(np.float32), "mask": RNG.integers(0, 2, (N, 3)).astype(bool)}
 
 CASES = {
@@ -268,6 +268,7 @@ def test_parameters_that_are_frozen_or_in_a_group_without_an_optimizer_stay_as_t
         assert (leaf != dict(jax.tree_util.tree_leaves_with_path(before))[path]).any(), path
 
 
+@pytest.mark.slow
 def test_the_average_follows_its_formula_and_is_what_is_evaluated():
     case, key = CASES["EMA with parameter groups"], jax.random.split(jax.random.split(jax.random.key(0))[0])[0]
     result = trained(case, epochs=1)

@@ -115,6 +115,20 @@ def test_unknown_keys_and_those_without_effect_are_named_in_one_warning() -> Non
 
 
 @pytest.mark.parametrize(
+    ("zero", "offloads"),
+    [
+        ({"cpu_offload": True}, True),
+        ({"offload_optimizer": {"device": "cpu", "pin_memory": True}}, True),
+        ({"offload_optimizer": {}}, False),
+    ],
+)
+def test_the_optimizer_s_state_may_be_at_the_host(zero: Any, *, offloads: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert parsed(zero_optimization={"stage": 2, **zero}).offload_optimizer is offloads
+
+
+@pytest.mark.parametrize(
     ("config", "refused"),
     [
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16 and bf16 are both enabled"),
@@ -123,7 +137,8 @@ def test_unknown_keys_and_those_without_effect_are_named_in_one_warning() -> Non
         ({"train_batch_size": "many"}, "train_batch_size: expected a whole number of at least 1, got 'many'"),
         ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage: expected 0, 1, 2 or 3, got 4"),
         ({"zero_optimization": 2}, "zero_optimization: expected an object, got 2"),
-        ({"zero_optimization": {"cpu_offload": True}}, r"cpu_offload: expected false \(there is nothing to offload to\)"),
+        ({"zero_optimization": {"cpu_offload": True}}, "offload_optimizer needs stage 1, 2 or 3, got 0"),
+        ({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}}}, "offload_optimizer.device: expected none or cpu"),
         ({"optimizer": {"type": "Lion"}}, "optimizer.type: expected one of Adam, AdamW, SGD, Lamb, got 'Lion'"),
         ({"optimizer": {"type": "Adam", "params": {"betas": 3}}}, "optimizer.params.betas: expected two numbers"),
         ({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 1}}}, "warmup_min_lr is greater than warmup_max_lr"),

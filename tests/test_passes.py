@@ -139,6 +139,7 @@ def test_passes_are_named_after_what_they_do() -> None:
         "merge-kernels",
         "rematerialize",
         "join-products",
+        "fetch-ahead",
         "join-small",
         "split-collectives",
         "schedule",

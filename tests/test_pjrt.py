@@ -98,6 +98,7 @@ def test_a_stock_program_computes_what_it_does_on_the_cpu(ran, name):
             np.testing.assert_array_equal(found, x)
 
 
+@pytest.mark.slow
 def test_jax_finds_the_devices_that_were_asked_for(facts):
     names, default, kind, no_cpu = facts["devices"]
     assert names == ["TpuSimDevice(id=0, chip=generic)", "TpuSimDevice(id=1, chip=generic)"]
@@ -105,11 +106,13 @@ def test_jax_finds_the_devices_that_were_asked_for(facts):
     assert no_cpu.startswith("RuntimeError")  # and all of this ran without JAX's CPU backend
 
 
+@pytest.mark.slow
 def test_host_arrays_of_any_strides_come_back_as_they_were(facts):
     assert all(facts["strides"])
     assert facts["host_memory_is_copied"] == 0.0
 
 
+@pytest.mark.slow
 def test_donated_arrays_are_gone_and_others_are_not(facts):
     gone, kept, total, same, error = facts["donation"]
     assert (gone, kept, total, same) == (True, False, 16.0, 8.0)
@@ -117,17 +120,20 @@ def test_donated_arrays_are_gone_and_others_are_not(facts):
     assert facts["the_same_array_twice"] == [16.0, 24.0]
 
 
+@pytest.mark.slow
 def test_what_python_lets_go_of_leaves_the_device(facts):
     before, between, after, end, limit, peak = facts["memory_is_given_back"]
     assert between - before == 8000 and after == before and end - before <= 4000
     assert limit == 16 * 2**30 and peak >= between
 
 
+@pytest.mark.slow
 def test_devices_run_programs_of_their_own(facts):
     places, sums, moved, moved_sum = facts["devices_side_by_side"]
     assert (places, sums, moved, moved_sum) == ([0, 1], [0.0, 8.0], 0, 8.0)
 
 
+@pytest.mark.slow
 def test_an_error_has_its_code_and_our_text_and_the_process_lives_on(facts):
     errors = facts["errors"]
     assert "UNIMPLEMENTED" in errors["no such type"] and "the device has no such elements" in errors["no such type"]
@@ -138,24 +144,41 @@ def test_an_error_has_its_code_and_our_text_and_the_process_lives_on(facts):
     assert facts["exceptions_survive_what_dies_with_them"]
 
 
+@pytest.mark.slow
 def test_matrices_are_factored_and_transformed(facts):
     assert all(error < 1e-5 for error in facts["factorisations"].values()), facts["factorisations"]
 
 
+@pytest.mark.slow
 def test_analyses_are_those_of_the_program(facts):
     found = facts["analyses"]
     assert found["flops"] == 2 * 64**3 and found["ordered"] and found["code"]
     assert found["arguments"] == found["outputs"] == 4 * 64**2 and found["peak"] >= 2 * 4 * 64**2
 
 
+@pytest.mark.slow
 def test_arrays_lie_at_the_host_within_a_program(facts):
     assert facts["arrays_at_the_host"] == [4 * 64, 2.0 * 64]
 
 
+@pytest.mark.slow
+def test_a_device_has_the_host_s_memory_too(facts):
+    assert facts["the_host_s_memory_is_one_of_the_device_s"] == {
+        "kinds": ["device", "pinned_host"],
+        "default": "device",
+        "HBM": 0,
+        "gone": True,
+        "arrays": ["pinned_host", "device", "pinned_host"],
+        "values": [128.0, 128.0, 192.0],
+    }
+
+
+@pytest.mark.slow
 def test_an_executable_survives_its_bytes(facts):
     assert facts["a_serialized_executable_runs"] == [4.0, "4j"]
 
 
+@pytest.mark.slow
 def test_settings_and_traces_of_the_caller_are_not_the_devices(facts):
     sums, nan = facts["callers_settings_do_not_matter"]
     assert sums == [36.0] * 5
@@ -163,11 +186,13 @@ def test_settings_and_traces_of_the_caller_are_not_the_devices(facts):
     assert facts["a_call_while_a_function_is_traced"] == 5.0
 
 
+@pytest.mark.slow
 def test_programs_call_the_host_in_order(facts):
     assert facts["printed"] == [3.0, 0.0]
     assert facts["called_in_order"] == [[1.0, 2.0, 5.0, 6.0], 6.0]
 
 
+@pytest.mark.slow
 def test_callbacks_tell_the_host_and_ask_it(facts):
     """What one raises is raised at the caller, and the process goes on."""
     found, seen, failed = facts["callbacks_without_results_and_with"]
@@ -176,14 +201,17 @@ def test_callbacks_tell_the_host_and_ask_it(facts):
     assert failed.startswith("JaxRuntimeError") and "ValueError: three" in failed
 
 
+@pytest.mark.slow
 def test_tokens_are_no_arrays(facts):
     assert "Cannot convert a token-shape buffer to a numpy array" in facts["tokens_have_no_values"]
 
 
+@pytest.mark.slow
 def test_threads_share_the_device(facts):
     assert facts["threads"] == [[], False]
 
 
+@pytest.mark.slow
 def test_the_report_names_what_ran_how_often_and_for_how_long(ran):
     report = ran[2]
     step = next(p for p in report["programs"] if p["name"] == "step")
@@ -249,19 +277,19 @@ def test_buffers_of_one_call_give_their_memory_back_each_once():
     client = Client(Settings.from_environment())
     device = client.devices[0]
     arrays = [np.zeros(n, np.float32) for n in (1, 2, 3)]
-    handles = BufferTypes(device, [BufferType(device, 11, x.shape, x.nbytes) for x in arrays]).new(arrays)
+    handles = BufferTypes([BufferType(device.memory, 11, x.shape, x.nbytes) for x in arrays]).new(arrays)
     first, second, third = handles
-    assert device.usage.in_use == 24 and type_of(third).shape == (3,) and array_of(third) is arrays[2]
+    assert device.memory.usage.in_use == 24 and type_of(third).shape == (3,) and array_of(third) is arrays[2]
     add_external_reference(second)
     delete([first, second, first])
-    assert device.usage.in_use == 12 and EXTERNAL_REFERENCES[second][1] is arrays[1]  # who looks at it still can
+    assert device.memory.usage.in_use == 12 and EXTERNAL_REFERENCES[second][1] is arrays[1]  # who looks at it still can
     with pytest.raises(LaunchError, match="deleted, or donated"):
         array_of(second)
     drop_external_reference(second)
     destroy([third, second, first, client.handle])
     destroy([first])
-    assert device.usage.in_use == 0 and not EXTERNAL_REFERENCES
-    assert OBJECTS.keys().isdisjoint([*handles, client.handle, device.handle, device.memory.handle])
+    assert device.memory.usage.in_use == 0 and not EXTERNAL_REFERENCES
+    assert OBJECTS.keys().isdisjoint([*handles, client.handle, device.handle, *(m.handle for m in device.memories)])
 
 
 def test_a_host_without_machine_code_computes_the_same(environment):

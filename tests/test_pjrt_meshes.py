@@ -88,6 +88,10 @@ def test_donated_arrays_are_gone_on_all_devices(facts):
     assert "deleted" in error
 
 
+def test_each_device_has_its_piece_at_the_host(facts):
+    assert facts["pieces_at_the_host"] == [True, "pinned_host", 128.0, 8 * 8 * 4 / 8]
+
+
 def test_what_one_device_does_with_its_part_of_a_result_the_others_do_not_notice(facts):
     deleted, doubled, device, others = facts["one_devices_part_of_a_result_is_its_own"]
     assert deleted == [i == 3 for i in range(8)]

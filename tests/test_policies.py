@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -89,12 +90,17 @@ def equations(jaxpr: Any, *primitives: str) -> list[Any]:
     return found
 
 
-def types_of(model: Any, policy: str, *primitives: str, **changes: Any) -> set[str]:
-    """Types of the floating operands of some primitives in one whole training step, backward pass included."""
+@functools.cache
+def step_of(model: nn.Module, policy: str, **changes: Any) -> Any:
+    """The jaxpr of one whole training step, backward pass included."""
     recipe, state = recipe_and_state(model, policy, **changes)
-    x, y = images(4)
-    jaxpr = jax.make_jaxpr(recipe.train_step)(state, (x, y)).jaxpr
-    return {str(v.aval.dtype) for e in equations(jaxpr, *primitives) for v in e.invars if jnp.issubdtype(v.aval.dtype, jnp.floating)}
+    return jax.make_jaxpr(recipe.train_step)(state, images(4)).jaxpr
+
+
+def types_of(model: nn.Module, policy: str, *primitives: str, **changes: Any) -> set[str]:
+    """Types of the floating operands of some primitives in `step_of`."""
+    found = equations(step_of(model, policy, **changes), *primitives)
+    return {str(v.aval.dtype) for e in found for v in e.invars if jnp.issubdtype(v.aval.dtype, jnp.floating)}
 
 
 def plain(name: str) -> nn.Module:

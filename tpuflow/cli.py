@@ -20,7 +20,7 @@ from tpuflow.archives import check_names, read_inputs, storable, write_arrays
 from tpuflow.chips import CHIPS
 from tpuflow.chips.listing import chip_facts, chip_table
 from tpuflow.errors import ConfigError, LaunchAbandoned, ProgramFileError, TpuflowError, nothing_at
-from tpuflow.garbage import end_at_once, undisturbed
+from tpuflow.garbage import last_work, undisturbed
 from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import load, save
@@ -305,8 +305,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _estimate(args: argparse.Namespace) -> None:
-    end_at_once()
-    with undisturbed():  # to its end: the collector would walk over all that was imported, traced and compiled, for next to nothing
+    with last_work():
         from tpuflow.estimating.commands import run_estimate  # compiling needs the importers, which running a saved Program does not
         from tpuflow.estimating.sweeping import Sweep
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
@@ -18,14 +19,14 @@ from tpuflow.isa import file
 from tpuflow.isa.calls import count
 from tpuflow.isa.collectives import MeshAxis
 from tpuflow.isa.program import Program
-from tpuflow.jaxprs.compat import ClosedJaxpr, is_key, key_words, memories_of, mesh_of
+from tpuflow.jaxprs.compat import ClosedJaxpr, is_at_host, is_key, key_words, mesh_of
 from tpuflow.jaxprs.partitioner import partition
 from tpuflow.jaxprs.persistent import kept_entries, key_of
 from tpuflow.jaxprs.shardings import Asked, asked_of, axes_of
 from tpuflow.lower.assemble import Interface, Tilings, assemble, scheduled
 from tpuflow.lower.graph.digest import NotDataError, digest
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
-from tpuflow.lower.importers.host_arguments import warn_of_host_arguments
+from tpuflow.lower.host_ports import with_fetches, with_host_ports
 from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
 from tpuflow.lower.importers.stablehlo.importer import Imported, lower_stablehlo
 from tpuflow.lower.importers.stablehlo.partitioned import lower_partitioned
@@ -34,6 +35,7 @@ from tpuflow.lower.memory import check_fits, plan_memory
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.carry_converted import CarryConverted
 from tpuflow.lower.passes.convert_before_sending import ConvertBeforeSending
+from tpuflow.lower.passes.fetch_ahead import FetchAhead
 from tpuflow.lower.passes.fold_moves import FoldMoves
 from tpuflow.lower.passes.fuse import Fuse
 from tpuflow.lower.passes.fuse_rows import FuseRows
@@ -58,7 +60,7 @@ from tpuflow.lower.stage_log import StageLog, Watch, is_shown
 PIPELINE: tuple[Pass, ...] = (
     KeepOnHost(), Simplify(), PruneCarries(), Simplify(), CarryConverted(), ConvertBeforeSending(), ReadChosen(), FoldMoves(), Fuse(),
     HoistInvariants(), Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), FuseRows(), MergeKernels(), Rematerialize(),
-    JoinProducts(), JoinSmall(), SplitCollectives(), Schedule(), PrefetchFromHost(),
+    JoinProducts(), FetchAhead(), JoinSmall(), SplitCollectives(), Schedule(), PrefetchFromHost(),
 )  # fmt: skip
 """The passes of every compilation, in order; docs/architecture.md says what each does. `KeepOnHost` settles which arrays stay in the host's
 memory, and `PrefetchFromHost` starts copies from it ahead of their readers. The passes before `Fuse` rewrite nodes of whole tensors.
@@ -102,7 +104,6 @@ def compile_jaxpr(
     if donated and len(donated) != len(closed_jaxpr.in_avals):
         raise ConfigError(f"{name}: {len(donated)} entries in donated for {len(closed_jaxpr.in_avals)} inputs; expected one each.")
     began = time.perf_counter()
-    warn_of_host_arguments(name, memories_of(closed_jaxpr.in_avals))
     asked = asked_of(closed_jaxpr)
     if asked is None:
         graph, calls = lower_with_calls(closed_jaxpr, name, input_names=tuple(input_names), output_names=tuple(output_names))
@@ -113,8 +114,9 @@ def compile_jaxpr(
     ins, outs = closed_jaxpr.in_avals, closed_jaxpr.out_avals
     interface = Interface(
         tuple(map(bool, donated)), _weak(ins), _weak(outs), _keys(ins), _keys(outs), calls=calls, mesh=mesh, input_cuts=cuts.inputs,
-        output_cuts=cuts.outputs,
+        output_cuts=cuts.outputs, host_inputs=_at_host(ins),
     )  # fmt: skip
+    graph = with_host_ports(graph, interface.host_inputs, _at_host(outs))
     return compile_graph(graph, chip=chip, interface=interface, began=began, watch=watch)
 
 
@@ -145,8 +147,11 @@ def compile_stablehlo(
     if len(given) != len(imported.input_types):
         raise ConfigError(f"{imported.graph.name}: {len(given)} entries in donated for {len(imported.input_types)} arguments; one each.")
     cuts = imported.cuts
-    interface = Interface(given, calls=imported.calls, mesh=imported.mesh, input_cuts=cuts.inputs, output_cuts=cuts.outputs)
-    return compile_graph(imported.graph, chip=chip, interface=interface, began=began, watch=watch)
+    interface = Interface(
+        given, calls=imported.calls, mesh=imported.mesh, input_cuts=cuts.inputs, output_cuts=cuts.outputs, host_inputs=imported.host_inputs
+    )
+    graph = with_host_ports(imported.graph, imported.host_inputs, imported.host_outputs)
+    return compile_graph(graph, chip=chip, interface=interface, began=began, watch=watch)
 
 
 @undisturbed()
@@ -161,19 +166,20 @@ def compile_sink(
     invariant_names: Sequence[str] = (),
     infeed_names: Sequence[str] = (),
     outfeed_names: Sequence[str] = (),
+    host_carries: Sequence[bool] = (),
 ) -> Program:
     """The Program that runs a step as often as its first input, `trips` (s32[]), says: loop(trips) { infeed; step; outfeed }.
 
     The jaxpr maps (carries..., invariants..., batch...) to (new carries..., figures...). The Program's further inputs are the carries
     (donated) and the invariants (kept), its outputs the carries after the last step. Each batch leaf is taken from an infeed port of its
-    own before every step, each figure sent to an outfeed port after it.
+    own before every step, each figure sent to an outfeed port after it. Carries whose type is of the host's memory, and `host_carries`,
+    are there between steps.
 
     Raises:
       CompileError: a new carry has another type than the old one.
       And what `compile_jaxpr` raises.
     """
     began = time.perf_counter()
-    warn_of_host_arguments(name, memories_of(closed_jaxpr.in_avals))
     asked = asked_of(closed_jaxpr)
     if asked is None:
         step, calls = lower_with_calls(closed_jaxpr, name)
@@ -184,9 +190,12 @@ def compile_sink(
         _check_stay(name, asked, _named(carry_names, carries, "state"))
         step, mesh, cuts = _partitioned(closed_jaxpr, asked, name, carries=carries)
         _check_carries(step, carries, carry_names)
-    graph = sink_graph(step, carries, invariants, carry_names, invariant_names, count(calls))
     ins, outs = closed_jaxpr.in_avals, closed_jaxpr.out_avals
     kept = carries + invariants
+    there = [a or b for a, b in itertools.zip_longest(_at_host(ins[:carries]), host_carries, fillvalue=False)]
+    host_inputs = (False, *there, *_at_host(ins[carries:kept]))
+    step = with_host_ports(with_fetches(step, host_carries), outputs=there)
+    graph = sink_graph(step, carries, invariants, carry_names, invariant_names, count(calls))
     interface = Interface(
         donated=(False, *(True,) * carries, *(False,) * invariants),
         weak_inputs=(False, *_weak(ins)[:kept]),
@@ -201,8 +210,9 @@ def compile_sink(
         output_cuts=cuts.outputs[:carries],
         infeed_cuts=cuts.inputs[kept:],
         outfeed_cuts=((WHOLE,) * count(calls) + cuts.outputs[carries:]),
+        host_inputs=host_inputs,
     )
-    return compile_graph(graph, chip=chip, interface=interface, began=began)
+    return compile_graph(with_host_ports(graph, host_inputs), chip=chip, interface=interface, began=began)
 
 
 @undisturbed()
@@ -271,7 +281,7 @@ def _compile_by(steps: Sequence[Pass], graph: Graph, row: Chip, interface: Inter
             graph = step.on(row, interface.mesh)(graph)
         log.stage(step.name, graph)
     with located("plan-memory"):
-        plan = plan_memory(graph, row, interface.donated, interface.copies)
+        plan = plan_memory(graph, row, interface.donated, interface.copies, interface.host_inputs)
     log.lap("plan-memory", str(plan.use))
     tilings: Tilings = {}
     with located("assemble"):
@@ -375,6 +385,10 @@ def _check_stay(name: str, asked: Asked, carries: Sequence[str]) -> None:
 
 def _weak(avals: Sequence[Any]) -> tuple[bool, ...]:
     return tuple(bool(getattr(aval, "weak_type", False)) for aval in avals)
+
+
+def _at_host(avals: Sequence[Any]) -> tuple[bool, ...]:
+    return tuple(map(is_at_host, avals))
 
 
 def _keys(avals: Sequence[Any]) -> tuple[str, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +30,9 @@ def between_pieces() -> None:
         gc.collect()
 
 
-@functools.cache
-def end_at_once() -> None:
-    """Skip the full collection at the end of the process; the operating system takes the memory back anyway."""
-    atexit.register(gc.freeze)
+@contextmanager
+def last_work() -> Iterator[None]:
+    """`undisturbed` around what a process does last: what it leaves is not collected, since the operating system takes the memory back."""
+    with undisturbed():
+        yield
+        gc.freeze()  # before the collector is on again, and would walk over all that was made; nor does it at the end of the process

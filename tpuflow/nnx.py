@@ -21,6 +21,7 @@ from tpuflow.errors import ConfigError
 from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import Tracer
 from tpuflow.stages.compiling import jit as jit_arrays
+from tpuflow.stages.nnx_objects import is_object
 from tpuflow.stages.staging import Lowered
 
 _CONTEXT = "tpuflow.nnx.jit"
@@ -53,7 +54,7 @@ def jit(
     if fun is None:
         return functools.partial(jit, **options)
     owner = getattr(fun, "__self__", None)
-    if inspect.ismethod(fun) and _is_object(owner):
+    if inspect.ismethod(fun) and is_object(owner):
         raise ConfigError(
             f"tpuflow.nnx.jit: {fun.__qualname__} is bound to a {type(owner).__name__}, whose changes could not come back; decorate the "
             f"method in its class, or call tpuflow.nnx.jit({fun.__qualname__}) with the object as first argument."
@@ -136,12 +137,6 @@ class ObjectJitFunction:
             return call(*args, **kwargs)
 
 
-def jit_of(arguments: Any) -> Callable[..., Any]:
-    """The `jit` that these arguments need: this one if there are nnx objects among them, else `tpuflow.jit`."""
-    objects = any(map(_is_object, jax.tree.leaves(arguments, is_leaf=_is_object)))
-    return jit if objects else jit_arrays
-
-
 @jax.tree_util.register_static
 @dataclass(frozen=True, slots=True)
 class _Unchanged:
@@ -198,9 +193,4 @@ def _is_parts(value: Any) -> bool:
 
 def _objects_only(tree: Any) -> Any:
     """The tree with None in place of arrays, which a function cannot change for its caller."""
-    return jax.tree.map(lambda leaf: leaf if _is_object(leaf) else None, tree, is_leaf=_is_object)
-
-
-def _is_object(value: Any) -> bool:
-    """Whether a value is an nnx object: it has an identity, and what is changed in it stays changed."""
-    return isinstance(value, nnx.Variable) or nnx.graphlib.is_graph_node(value)
+    return jax.tree.map(lambda leaf: leaf if is_object(leaf) else None, tree, is_leaf=is_object)

@@ -6,6 +6,7 @@ checks its value and, where it changes nothing here, why.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import warnings
@@ -88,11 +89,20 @@ SECTIONS: Mapping[str, Mapping[str, Key]] = {
         "stage3_prefetch_bucket_size": _size(_ONE_BY_ONE), "stage3_param_persistence_threshold": _size("all parameters are cut"),
         "stage3_max_live_parameters": _size("the compiler plans memory"), "stage3_max_reuse_distance": _size("the compiler plans memory"),
         "stage3_gather_16bit_weights_on_model_save": _switch("results hold whole arrays"),
-        "cpu_offload": _only(False, "there is nothing to offload to"),
+        "cpu_offload": _switch(), "offload_optimizer": _section(),
+    },
+    "zero_optimization.offload_optimizer": {
+        "device": Key("none or cpu", lambda v: v in ("none", "cpu")), "pin_memory": _switch("the host's memory is always pinned"),
+        "buffer_count": _size(_ONE_BY_ONE), "ratio": _size("all of it is offloaded"),
+        "pipeline_read": _switch("copies always run beside kernels"), "pipeline_write": _switch("copies always run beside kernels"),
+        "fast_init": _switch("there is nothing to initialise"),
     },
 }  # fmt: skip
 """What is known of each section; what is set to its default here and has no effect is not spoken of."""
-DOES = {"reduce_scatter": True, "overlap_comm": True, "contiguous_gradients": True, "allgather_partitions": True}
+DOES: Mapping[str, bool] = dict.fromkeys(
+    ("reduce_scatter", "overlap_comm", "contiguous_gradients", "allgather_partitions", "pin_memory", "pipeline_read", "pipeline_write"),
+    True,
+)
 """Idle keys whose value is what is done anyway."""
 
 
@@ -180,6 +190,7 @@ class DeepSpeedConfig:
     optimizer: optax.GradientTransformation
     policy: amp.Policy
     sharding: str
+    offload_optimizer: bool
     breakdown: bool
     seed: int
 
@@ -215,6 +226,7 @@ def parse_config(config: Section, chips: int) -> DeepSpeedConfig:
         _optimizer(config),
         _policy(config),
         _sharding(config),
+        _offloads_optimizer(config),
         config.get("wall_clock_breakdown", False),
         config.get("seed", 0),
     )
@@ -244,8 +256,8 @@ def _checked(config: Section) -> tuple[list[str], dict[str, str]]:
 def _sections(config: Section) -> Iterator[tuple[str, Mapping[str, Key], Section]]:
     """(where it is, its keys, what is there) of every section, from the outside in: a section is an object when it is looked into."""
     yield "", TOP, config
-    for name, keys in SECTIONS.items():
-        yield f"{name}.", keys, config.get(name, {})
+    for place, keys in SECTIONS.items():
+        yield f"{place}.", keys, functools.reduce(lambda section, name: section.get(name, {}), place.split("."), config)
     for name, table in (("optimizer", OPTIMIZERS), ("scheduler", SCHEDULERS)):
         if name in config:
             kind = config[name].get("type")
@@ -314,3 +326,13 @@ def _loss_scale(fp16: Section) -> amp.LossScale:
 def _sharding(config: Section) -> str:
     stage = config.get("zero_optimization", {}).get("stage", 0)
     return next(name for name, number in SHARDINGS.items() if number == stage)
+
+
+def _offloads_optimizer(config: Section) -> bool:
+    """Whether the optimizer's state is to be in the host's memory. DeepSpeed then updates on the host's processors as well; here the chip
+    does, with the state copied in and out."""
+    zero = config.get("zero_optimization", {})
+    wanted = zero.get("cpu_offload", False) or zero.get("offload_optimizer", {}).get("device", "none") == "cpu"
+    if wanted and not zero.get("stage", 0):
+        raise ConfigError("DeepSpeed's configuration: zero_optimization: offload_optimizer needs stage 1, 2 or 3, got 0.")
+    return wanted

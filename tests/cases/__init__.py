@@ -11,8 +11,8 @@ _MODULES = (elementwise, movement, reductions, indexing, linear, linalg, complex
 CASES: tuple[Case, ...] = tuple(case for module in _MODULES for case in module.CASES)
 GRADIENTS: tuple[Case, ...] = tuple(case.gradient() for case in CASES if case.grad)
 ROWS = (*CASES, *GRADIENTS)
-SINGULAR = ("svd", "matrix-functions", "pinv")
-"""What is in the names of rows in which a matrix is taken apart by singular values."""
+LONG = ("svd", "matrix-functions", "pinv", "blocks")
+"""What is in the names of rows in which a matrix is taken apart by singular values, or in blocks."""
 
 
 def over_rows(chosen: Sequence[Case]) -> pytest.MarkDecorator:
@@ -22,8 +22,8 @@ def over_rows(chosen: Sequence[Case]) -> pytest.MarkDecorator:
 
 
 def sample(stride: int) -> tuple[Case, ...]:
-    """One row of so many, without those of singular values: each takes as long as all others together."""
-    return tuple(row for row in ROWS[::stride] if not any(name in row.name for name in SINGULAR))
+    """One row of so many, without long ones: each takes as long as many others together."""
+    return tuple(row for row in ROWS[::stride] if not any(name in row.name for name in LONG))
 
 
 __all__ = ["CASES", "GRADIENTS", "QUICK", "ROWS", "Case", "assert_close", "over_rows", "sample", "words"]

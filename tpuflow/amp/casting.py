@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ class Operand:
     @property
     def is_float(self) -> bool:
         """Whether the elements are floating-point numbers."""
-        return jnp.issubdtype(self.value.dtype, jnp.floating)
+        return _is_floating(self.value.dtype)
 
     @property
     def is_narrow(self) -> bool:
@@ -40,9 +41,15 @@ class Operand:
 
     def cast(self, dtype: Any) -> Operand:
         """The same number in another floating type; anything that is not a float, or is to become something else, stays as it is."""
-        if not self.is_float or self.value.dtype == dtype or not jnp.issubdtype(dtype, jnp.floating):
+        if not self.is_float or self.value.dtype == dtype or not _is_floating(dtype):
             return self
         return replace(self, value=jax.lax.convert_element_type(self.value, dtype))
+
+
+@functools.lru_cache(maxsize=256)
+def _is_floating(dtype: Any) -> bool:
+    """Whether an element type is a floating-point one; asked several times of every operand, of which JAX's own answer is slow."""
+    return jnp.issubdtype(dtype, jnp.floating)
 
 
 Rule = Callable[["AutocastInterpreter", Equation, list[Operand]], list[Operand]]

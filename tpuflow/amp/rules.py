@@ -47,10 +47,10 @@ def summed_in_fp32(interpreter: AutocastInterpreter, eqn: Equation, operands: li
 
 def in_widest(interpreter: AutocastInterpreter, eqn: Equation, operands: list[Operand]) -> list[Operand]:
     """Every floating operand in the widest type among those that are not weak."""
-    strong = [o.value.dtype for o in operands if o.is_float and not o.weak]
+    strong = {o.value.dtype for o in operands if o.is_float and not o.weak}
     if not strong:
         return as_traced(interpreter, eqn, operands)
-    widest = jnp.result_type(*strong)
+    widest = functools.reduce(jnp.promote_types, strong)
     return bind(eqn, [o.cast(widest) for o in operands])
 
 

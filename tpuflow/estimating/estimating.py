@@ -22,12 +22,12 @@ from tpuflow.device.timing.result import joules_text, seconds_text
 from tpuflow.errors import ConfigError
 from tpuflow.garbage import undisturbed
 from tpuflow.isa.program import Program
-from tpuflow.nnx import jit_of
 from tpuflow.reports.profile import Profile
 from tpuflow.reports.profile import profile as make_profile
 from tpuflow.reports.reported import Reported
 from tpuflow.stages.analysis import MemoryAnalysis, cost_analysis, memory_analysis
 from tpuflow.stages.flattening import leaf_names
+from tpuflow.stages.nnx_objects import jit_of
 from tpuflow.stages.tracing import users_code
 from tpuflow.training.adapters.model import MISFITS
 from tpuflow.training.config import StepConfig, configured, option
@@ -83,7 +83,7 @@ class Estimate(Reported):
 
     def report(self, kernels: int = 0) -> str:
         """A few lines of text, and the kernels that take longest if a number is given."""
-        peak = self.memory.peak_memory_in_bytes
+        peak, there = self.memory.peak_memory_in_bytes, self.program.host_bytes
         energy = "" if self.step_joules_at_most is None else f", at most {joules_text(self.step_joules_at_most)}"
         where = f"{self.name} on {self.chip.name}{f' in {self.policy}' if self.policy else ''}"
         lines = [
@@ -91,7 +91,7 @@ class Estimate(Reported):
             self.time.summary(self.steps),
             f"memory {peak / 2**20:.1f} MiB of {self.chip.available_hbm_bytes / 2**20:.0f}: arguments "
             f"{self.memory.argument_size_in_bytes / 2**20:.1f}, temporaries {self.memory.temp_size_in_bytes / 2**20:.1f}, constants "
-            f"{self.memory.constant_size_in_bytes / 2**20:.1f}",
+            f"{self.memory.constant_size_in_bytes / 2**20:.1f}" + (f"; at the host {there / 2**20:.1f}" if there else ""),
         ]
         return "\n".join([*lines, self.time.table(kernels, self.steps)] if kernels else lines)
 
@@ -207,6 +207,7 @@ def training_program(config: StepConfig, chip: Chip) -> tuple[Recipe, Program, T
         carry_names=carries,
         infeed_names=names_of(batch, pair=True),
         outfeed_names=leaf_names(shapes[1]),
+        host_carries=recipe.at_host(state),
     )
     return recipe, program, state
 

@@ -27,7 +27,7 @@ class Buffer:
     that the host lends to the chip (`space`).
 
     Buffers may share addresses if their contents are never needed at once. A kernel's tiles take the place of what lies in VMEM where
-    they do. Inputs, constants, and what blocks other than kernels and copies read or write, are in HBM; so are outputs, or at the host.
+    they do. Constants, and what blocks other than kernels and copies read or write, are in HBM; inputs and outputs there or at the host.
     Several cores have equal parts of what stays in VMEM (`core_parts`), each at the same place of its own: addresses there count the bytes
     of all cores together. CMEM is one memory, where every core reaches everything, and no tiles are. Of what is at the host only copies
     from and to HBM reach anything.

@@ -21,7 +21,7 @@ def summary(program: Program) -> list[str]:
         where, size = program.chip.array_space.upper(), sum(program.buffers[n].bytes for n in program.resident)
         lines.append(f"{where}: {len(program.resident)} arrays that stay there, {size} bytes")
     if at_host := [b for b in program.buffers if b.space == "host"]:
-        lines.append(f"host memory: {len(at_host)} arrays that are put there, {program.host_bytes} bytes")
+        lines.append(f"host memory: {len(at_host)} arrays that lie there, {program.host_bytes} bytes")
     for what, ports in (("input", program.inputs), ("output", program.outputs), ("infeed", program.infeeds), ("outfeed", program.outfeeds)):
         lines += [f"{what:8} {p.name or '-'}: {p.dtype}{list(p.shape)}{' (donated)' if p.donated else ''}" for p in ports]
     lines.append(f"{len(kernels)} kernels; instructions: {', '.join(f'{n} {c}' for n, c in sorted(opcodes.items()))}")

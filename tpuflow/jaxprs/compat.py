@@ -58,9 +58,14 @@ def is_key(aval: Any) -> bool:
     return not is_token(aval) and not isinstance(aval.dtype, np.dtype) and jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
-def memories_of(avals: Iterable[Any]) -> Iterator[str]:
-    """The memory of each of some types: the name of its `jax.memory.Space`, empty for what has none."""
-    return (getattr(getattr(aval, "memory_space", None), "name", "") for aval in avals)
+def is_at_host(aval: Any) -> bool:
+    """Whether values of this type are in the host's memory (`jax.memory.Space.Host`)."""
+    return getattr(aval, "memory_space", None) is jax.memory.Space.Host
+
+
+def at_host(aval: Any) -> Any:
+    """The type of the same arrays in the host's memory."""
+    return core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type, memory_space=jax.memory.Space.Host)
 
 
 TOKEN_TYPE, Token = core.abstract_token, core.Token

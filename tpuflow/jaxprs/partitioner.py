@@ -40,7 +40,8 @@ class Partitioned:
 
     The module has one more result than the program, that of the call of `LAST`. stacked_inputs, stacked_outputs: the mesh axes along which
     the devices have arrays of their own: summands of one that is still to be summed over these (JAX's `PartitionSpec(unreduced=...)`), or,
-    along all axes, the pieces of one that is cut in an order of the devices that is none of the axes.
+    along all axes, the pieces of one that is cut in an order of the devices that is none of the axes. input_memories, output_memories:
+    JAX's names of the memories that they are in, empty where the module names none.
     """
 
     module: bytes
@@ -49,6 +50,8 @@ class Partitioned:
     outputs: tuple[Cut, ...]
     stacked_inputs: tuple[Names, ...]
     stacked_outputs: tuple[Names, ...]
+    input_memories: tuple[str, ...]
+    output_memories: tuple[str, ...]
 
 
 def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
@@ -87,6 +90,7 @@ def partition_module(
       CompileError: as `partition`.
     """
     _keep_placements(module)
+    memories = _taken_memories(module)
     proto = _partitioned(module, math.prod(mesh.values()), name, chosen)
     found = versions.hlo.HloModule.from_serialized_hlo_module_proto(proto)
     inputs = [versions.hlo.HloSharding.from_proto(s) for s in found.spmd_parameters_shardings or ()]
@@ -96,15 +100,16 @@ def partition_module(
     ports = [[_cut(s, mesh) for s in shardings] for shardings in (inputs, outputs)]
     cuts = [tuple(cut for cut, _ in of) for of in ports]
     stacked = [tuple(axes for _, axes in of) for of in ports]
-    return Partitioned(_xla.mlir.hlo_to_stablehlo(proto), mesh, cuts[0], cuts[1], stacked[0], stacked[1])
+    return Partitioned(_xla.mlir.hlo_to_stablehlo(proto), mesh, cuts[0], cuts[1], stacked[0], stacked[1], memories[0], memories[1][:-1])
 
 
 _CALL_HOST = ("debug_callback", "debug_print", "io_callback", "pure_callback")
 OF_A_PROCESS = 2048
 """Devices that XLA's CPU client counts as one process's; it compiles for no others. Beyond, all parts are assigned to the same device."""
 _PASS = "spmd-partitioning"
-PLACEMENT, FRONTEND = "annotate_device_placement", "mhlo.frontend_attributes"
-"""The target of the custom call that is JAX's `device_put` within a program, and the attribute that says to which memory."""
+PLACEMENT, FRONTEND, MEMORY_KIND = "annotate_device_placement", "mhlo.frontend_attributes", "mhlo.memory_kind"
+"""The target of the custom call that is JAX's `device_put` within a program, the attribute that says to which memory, and the one that says
+it of an argument or result."""
 _MODULE = 1
 """The field of an `HloProto` that is the module."""
 
@@ -126,6 +131,25 @@ def _keep_placements(module: Any) -> None:
             barrier = ir.Operation.create("stablehlo.optimization_barrier", types, list(op.operands), said, loc=op.location, ip=point)
             op.results[0].replace_all_uses_with(barrier.results[0])
             op.erase()
+
+
+def _taken_memories(module: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The memories of the arguments and results of a module's `main`, which says no more of them afterwards: XLA's CPU compiler can crash
+    on what is at the host."""
+    main = next(op.operation for op in module.body.operations if op.operation.name == "func.func" and op.name.value == "main")
+    return _taken(main, "arg_attrs", len(main.attributes["function_type"].value.inputs)), _taken(
+        main, "res_attrs", len(main.attributes["function_type"].value.results)
+    )
+
+
+def _taken(main: Any, name: str, count: int) -> tuple[str, ...]:
+    if name not in main.attributes:
+        return ("",) * count
+    with main.context:
+        ports = [{entry.name: entry.attr for entry in port} for port in main.attributes[name]]
+        found = tuple(port.pop(MEMORY_KIND).value if MEMORY_KIND in port else "" for port in ports)
+        main.attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(port) for port in ports])
+    return found
 
 
 def _partitioned(module: Any, devices: int, name: str, chosen: Chosen | None) -> bytes:

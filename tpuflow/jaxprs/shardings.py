@@ -12,7 +12,18 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from tpuflow.errors import UnsupportedPrimitiveError
-from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, inner_jaxprs, is_token, jaxpr_as_fun, location_of
+from tpuflow.jaxprs.compat import (
+    ClosedJaxpr,
+    Equation,
+    Jaxpr,
+    Literal,
+    at_host,
+    inner_jaxprs,
+    is_at_host,
+    is_token,
+    jaxpr_as_fun,
+    location_of,
+)
 from tpuflow.jaxprs.versions import manual_axes
 
 LAST = "tpuflow_partitioned"
@@ -106,12 +117,14 @@ def lowered(closed: ClosedJaxpr, name: str, asked: Asked) -> Any:
     return call.trace(*specs_of(closed.in_avals)).lower(lowering_platforms=("tpu",)).compiler_ir()
 
 
-def specs_of(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+def specs_of(avals: Sequence[Any]) -> list[Any]:
     """Types as arguments to trace with."""
     return [a if is_token(a) else _spec_of(a) for a in avals]
 
 
-def _spec_of(aval: Any) -> jax.ShapeDtypeStruct:
+def _spec_of(aval: Any) -> Any:
+    if is_at_host(aval):
+        return at_host(aval)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False), sharding=_in_type(aval))
 
 

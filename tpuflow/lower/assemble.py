@@ -40,7 +40,7 @@ def scheduled(graph: Graph, tilings: Tilings) -> Graph:
 @dataclass(frozen=True, slots=True)
 class Interface:
     """What the signature says beyond names and types, one entry an input or output (or none): donated, weakly typed, random keys, and how
-    the host's array is cut over the chips of `mesh`.
+    the host's array is cut over the chips of `mesh`; `host_inputs` are in the host's memory.
 
     The outfeed ports of `calls` come before those that are named.
     """
@@ -58,6 +58,7 @@ class Interface:
     output_cuts: tuple[NamedCut, ...] = ()
     infeed_cuts: tuple[NamedCut, ...] = ()
     outfeed_cuts: tuple[NamedCut, ...] = ()
+    host_inputs: tuple[bool, ...] = ()
 
     @property
     def copies(self) -> tuple[int, ...]:
@@ -171,8 +172,14 @@ class _Assembler:
         return tuple(code + self.assigned(self.plan.assigned_at_end.get(region, ()), ""))
 
     def assigned(self, assignments: Sequence[Assignment], source: str) -> list[Block]:
-        """Kernels that move buffers to others."""
-        return [k for c in assignments for k in emit_copy(c.source, c.target, self.plan.buffers, self.chip, source)]
+        """Kernels that move buffers to others; between HBM and the host, copies."""
+        return [block for c in assignments for block in self._assigned(c, source)]
+
+    def _assigned(self, move: Assignment, source: str) -> list[Block]:
+        if any(self.plan.buffers[n].space == "host" for n in (move.source, move.target)):
+            semaphore = self._free_semaphore()
+            return [Copy(move.source, move.target, semaphore), Await(semaphore)]
+        return list(emit_copy(move.source, move.target, self.plan.buffers, self.chip, source))
 
     def kernels(self, node: Node) -> list[Block]:
         """The kernels that compute a node."""
@@ -232,9 +239,11 @@ class _Assembler:
 
     def _semaphore(self, node: Node) -> int:
         """The first semaphore that nothing is on its way for: what the node starts is, from now on."""
-        semaphore = next(n for n in itertools.count() if n not in self.moving.values())
-        self.moving[node.result] = semaphore
+        semaphore = self.moving[node.result] = self._free_semaphore()
         return semaphore
+
+    def _free_semaphore(self) -> int:
+        return next(n for n in itertools.count() if n not in self.moving.values())
 
     def await_(self, node: Node) -> list[Block]:
         """The end of a collective or copy."""

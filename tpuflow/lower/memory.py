@@ -24,14 +24,18 @@ from tpuflow.lower.memory_plan import Assignment, MemoryPlan, MemoryUse
 from tpuflow.lower.out_of_memory import Held, out_of_memory_text
 
 
-def plan_memory(graph: Graph, chip: Chip, donated: Sequence[bool] = (), copies: Sequence[int] = ()) -> MemoryPlan:
-    """Plan the HBM of a program. `donated` says of each input whether the program may overwrite it, `copies` on how many chips it is alike.
+def plan_memory(
+    graph: Graph, chip: Chip, donated: Sequence[bool] = (), copies: Sequence[int] = (), host_inputs: Sequence[bool] = ()
+) -> MemoryPlan:
+    """Plan the memory of a program. `donated` says of each input whether the program may overwrite it, `copies` on how many chips it is
+    alike, `host_inputs` whether it is in the host's memory.
 
     Raises:
       OutOfMemoryError: the chip has too little HBM, whatever stays in VMEM.
     """
     donated = tuple(donated) or (False,) * len(graph.inputs)
-    planner = _Planner(graph, lifetimes(graph), donated, tuple(copies) or (1,) * len(graph.inputs))
+    begun = tuple(v for v, there in zip(graph.inputs, host_inputs, strict=False) if there)
+    planner = _Planner(graph, lifetimes(graph), donated, tuple(copies) or (1,) * len(graph.inputs), begun)
     plan = planner.plan()
     if plan.use.peak_bytes <= chip.available_hbm_bytes:
         return plan
@@ -113,6 +117,7 @@ class _Planner:
     lives: Lifetimes
     donated: tuple[bool, ...]
     copies: tuple[int, ...]
+    begun_at_host: tuple[Value, ...] = ()
     places: dict[Value, _Place] = field(default_factory=dict)
     members: dict[_Place, list[Value]] = field(default_factory=dict)
     temporaries: list[_Place] = field(default_factory=list)
@@ -136,7 +141,7 @@ class _Planner:
     def _open_places(self) -> None:
         for value, spans in self.lives.spans.items():
             self._open(value, _Place(value.type, list(spans), value.name))
-        for value in at_host(self.graph.nodes):
+        for value in at_host(self.graph.nodes, self.begun_at_host):
             self.places[value].space = "host"
         for i, value in enumerate(self.graph.inputs):
             place = self.places[value]
@@ -241,7 +246,7 @@ class _Planner:
         for i, value in enumerate(self.graph.outputs):
             place = self.places[value]
             if place.kept or place.output is not None or (place.shaped and place.type.shape != value.shape):
-                target = self._spare(value.type, [(2 * end + 1, FOREVER)])
+                target = self._spare(value.type, [(2 * end + 1, FOREVER)], place.space)
                 pending.append((place, target))
                 place = target
             place.output, place.type, place.shaped = i, value.type, True
@@ -260,9 +265,9 @@ class _Planner:
                 for branch in node.regions:
                     copies.at_end.setdefault(branch, []).extend(self._moves(branch.outputs, node.results, self.lives.end[branch]))
 
-    def _spare(self, type: TensorType, spans: list[Span]) -> _Place:
+    def _spare(self, type: TensorType, spans: list[Span], space: str = "hbm") -> _Place:
         """A place that belongs to no value of the graph."""
-        place = _Place(type, spans, "copy", shaped=True)
+        place = _Place(type, spans, "copy", shaped=True, space=space)
         self.temporaries.append(place)
         return place
 
@@ -271,19 +276,26 @@ class _Planner:
         return self._in_sequence([(s, t) for s, t in pairs if s is not t], tick)
 
     def _in_sequence(self, copies: list[_Move], tick: int) -> list[_Move]:
-        """Copies meant to happen at once, in an order that gives the same: no source is overwritten early, cycles go over a spare."""
+        """Copies meant to happen at once, in an order that gives the same: no source is overwritten early, cycles go over a spare, and what
+        stays at the host goes over HBM."""
         pending, ordered = list(copies), []
         while pending:
             ready = next((c for c in pending if all(c[1] is not other[0] for other in pending if other is not c)), None)
             if ready is not None:
                 pending.remove(ready)
-                ordered.append(ready)
+                ordered += self._over_hbm(*ready, tick)
                 continue
             saved = pending[0][1]
             spare = self._spare(saved.type, [(2 * tick, 2 * tick + 1)])
             ordered.append((saved, spare))
             pending = [(spare if s is saved else s, t) for s, t in pending]
         return ordered
+
+    def _over_hbm(self, source: _Place, target: _Place, tick: int) -> list[_Move]:
+        if source.space == target.space == "host":
+            between = self._spare(source.type, [(2 * tick, 2 * tick + 1)])
+            return [(source, between), (between, target)]
+        return [(source, target)]
 
     # --- numbers ----------------------------------------------------------------------------------------------------
 

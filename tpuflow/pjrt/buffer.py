@@ -1,4 +1,4 @@
-"""PJRT buffers: each is an array of the CPU client underneath, counted as bytes of the device's HBM.
+"""PJRT buffers: each is an array of the CPU client underneath, counted as bytes of the memory that it stands for.
 
 A call returns hundreds of buffers, so none has a Python object of its own: a buffer is a handle, the address of its header. Its array is in
 the table `ARRAYS`, and its type in the `BufferGroup` of the buffers that were made together with it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 
 from tpuflow.errors import LaunchError
 from tpuflow.pjrt.cells import dimensions
-from tpuflow.pjrt.device import Device
+from tpuflow.pjrt.device import Memory, Usage
 from tpuflow.pjrt.handles import OBJECTS, WORDS
 from tpuflow.pjrt.types import CODES, PACKED
 
@@ -43,9 +44,9 @@ in the table."""
 
 @dataclass(frozen=True, slots=True)
 class BufferType:
-    """The type of a buffer: its device, PJRT's code of its element type, its shape, and its bytes of HBM."""
+    """The type of a buffer: its memory, PJRT's code of its element type, its shape, and its bytes there."""
 
-    device: Device
+    memory: Memory
     code: int
     shape: tuple[int, ...]
     bytes: int
@@ -54,21 +55,24 @@ class BufferType:
 class BufferTypes:
     """The types of the buffers that are made together, such as the results of an executable, with a template of their headers."""
 
-    def __init__(self, device: Device, kinds: Sequence[BufferType]):
-        self.device, self.rows = device, kinds
-        self.sizes = [kind.bytes for kind in kinds]
-        self._taken = sum(self.sizes), len(kinds), max(self.sizes, default=0)
+    def __init__(self, kinds: Sequence[BufferType]):
+        self.rows = kinds
+        sizes: dict[Usage, list[int]] = defaultdict(list)
+        for kind in kinds:
+            sizes[kind.memory.usage].append(kind.bytes)
+        self._taken = [(usage, sum(own), len(own), max(own)) for usage, own in sizes.items()]
         self._shapes = [dimensions(kind.shape) for kind in kinds]
         words = []
         for kind, shape in zip(kinds, self._shapes, strict=True):
-            fields = (0, device.handle, device.memory.handle, kind.code, 0, *shape.pair, kind.bytes)
+            fields = (0, kind.memory.device.handle, kind.memory.handle, kind.code, 0, *shape.pair, kind.bytes)
             words += fields + (0,) * (WORDS - len(fields))
         self._type: Any = ctypes.c_uint64 * len(words)
         self._template = self._type(*words)
 
     def new(self, arrays: Sequence[Any]) -> Sequence[int]:
         """Make buffers for these arrays, and return their handles."""
-        self.device.usage.allocate(*self._taken)
+        for usage, *taken in self._taken:
+            usage.allocate(*taken)
         return BufferGroup(self, self._type.from_buffer_copy(self._template), arrays).handles
 
 
@@ -100,9 +104,13 @@ class BufferGroup:
             _forget(EXTERNAL_REFERENCES, handles)
 
     def _free(self, handles: Sequence[int]) -> None:
-        sizes, first = self._kinds.sizes, self._first
-        freed = [sizes[(handle - first) // HEADER_BYTES] for handle in handles if ARRAYS.pop(handle, None) is not None]
-        self._kinds.device.usage.free(sum(freed))
+        freed: Counter[Usage] = Counter()
+        for handle in handles:
+            if ARRAYS.pop(handle, None) is not None:
+                kind = self.kind(handle)
+                freed[kind.memory.usage] += kind.bytes
+        for usage, size in freed.items():
+            usage.free(size)
         if SHARED_BY:
             _forget(SHARED_BY, handles)
 
@@ -147,26 +155,26 @@ def array_of(handle: int) -> Any:
     return ARRAYS[handle]
 
 
-def new_buffer(array: Any, device: Device, code: int, shape: tuple[int, ...], size: int) -> int:
+def new_buffer(array: Any, memory: Memory, code: int, shape: tuple[int, ...], size: int) -> int:
     """Make a single buffer, and return its handle."""
-    return _alone(device, code, shape, size).new([array])[0]
+    return _alone(memory, code, shape, size).new([array])[0]
 
 
 @functools.lru_cache(4096)
-def _alone(device: Device, code: int, shape: tuple[int, ...], size: int) -> BufferTypes:
-    return BufferTypes(device, [BufferType(device, code, shape, size)])
+def _alone(memory: Memory, code: int, shape: tuple[int, ...], size: int) -> BufferTypes:
+    return BufferTypes([BufferType(memory, code, shape, size)])
 
 
-def from_host(device: Device, address: int, dtype: np.dtype, shape: tuple[int, ...], strides: Sequence[int] | None) -> int:
-    """Copy an array at an address of the host to a device, and return the new buffer's handle. strides: in bytes; None: row-major.
+def from_host(memory: Memory, address: int, dtype: np.dtype, shape: tuple[int, ...], strides: Sequence[int] | None) -> int:
+    """Copy an array at an address of the host to a memory, and return the new buffer's handle. strides: in bytes; None: row-major.
 
     Raises:
       OutOfMemoryError: the device's HBM has no room for it.
     """
     view: Any = _view(address, dtype, shape, strides)
-    device.usage.check(view.nbytes, f"an array {dtype}{list(shape)}")
+    memory.usage.check(view.nbytes, f"an array {dtype}{list(shape)}")
     planes = np.stack([view.real, view.imag]) if dtype == COMPLEX else view
-    return new_buffer(device.client.host.array(planes), device, CODES[dtype], shape, view.nbytes)
+    return new_buffer(memory.device.client.host.array(planes), memory, CODES[dtype], shape, view.nbytes)
 
 
 def to_host(handle: int, address: int, strides: Sequence[int] | None) -> None:
@@ -186,15 +194,15 @@ def to_host(handle: int, address: int, strides: Sequence[int] | None) -> None:
     np.copyto(_view(address, values.dtype, kind.shape, strides), values)
 
 
-def copy_to(handle: int, device: Device) -> int:
-    """Copy a buffer to a device, and return the new buffer's handle.
+def copy_to(handle: int, memory: Memory) -> int:
+    """Copy a buffer to a memory, and return the new buffer's handle.
 
     Raises:
       OutOfMemoryError: the device's HBM has no room for it.
     """
     kind = type_of(handle)
-    device.usage.check(kind.bytes, "a copy of an array")
-    return new_buffer(device.client.host.copy(array_of(handle)), device, kind.code, kind.shape, kind.bytes)
+    memory.usage.check(kind.bytes, "a copy of an array")
+    return new_buffer(memory.device.client.host.copy(array_of(handle)), memory, kind.code, kind.shape, kind.bytes)
 
 
 def _view(address: int, dtype: np.dtype, shape: tuple[int, ...], strides: Sequence[int] | None) -> np.ndarray:

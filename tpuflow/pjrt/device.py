@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -17,36 +18,46 @@ from tpuflow.pjrt.settings import Settings
 
 
 class Device(ApiObject):
-    """One simulated chip. It is its own description; `memory` is its HBM.
+    """One simulated chip. It is its own description; `memory` is its HBM, and `host_memory` what the host lends it.
 
     Header: number, kind, name, memory, memories, attributes, its handle.
     """
 
     def __init__(self, client: Client, number: int):
         chip = client.settings.chip
-        self.client, self.number, self.usage = client, number, Usage(chip.hbm_bytes)
+        self.client, self.number = client, number
         self._kind = Text(f"tpuflow {chip.name}")
         self._name = Text(f"TpuSimDevice(id={number}, chip={chip.name})")
         self._attributes = NamedValues({"chip": chip.name, "cores": chip.cores, "fidelity": client.settings.fidelity})
         super().__init__()
-        self.memory = Memory(self)
-        self._memories = Numbers([self.memory.handle], ctypes.c_uint64)
+        self.memory = Memory(self, DEVICE_MEMORY, number, Usage(chip.hbm_bytes))
+        self.host_memory = Memory(self, HOST_MEMORY, client.settings.devices + number, Usage(sys.maxsize))
+        self._memories = Numbers([m.handle for m in self.memories], ctypes.c_uint64)
         fields = (number, *self._kind.pair, *self._name.pair, self.memory.handle, *self._memories.pair, *self._attributes.pair, self.handle)
         self.header[1 : 1 + len(fields)] = fields
 
+    @property
+    def memories(self) -> tuple[Memory, Memory]:
+        """All that it addresses."""
+        return self.memory, self.host_memory
+
+
+DEVICE_MEMORY, HOST_MEMORY = KINDS = "device", "pinned_host"
+"""JAX's names of a device's own memory, and of the host's."""
+
 
 class Memory(ApiObject):
-    """A device's HBM, by JAX's name for a device's own memory. Header: number, kind, name, devices."""
+    """A memory that a device addresses. Header: number, kind, name, devices, number of the kind."""
 
-    def __init__(self, device: Device):
-        self.device, self.kind = device, Text("device")
-        self._name = Text(f"TpuSimMemory(device={device.number}, kind=device)")
+    def __init__(self, device: Device, kind: str, number: int, usage: Usage):
+        self.device, self.kind, self.usage = device, Text(kind), usage
+        self._name = Text(f"TpuSimMemory(device={device.number}, kind={kind})")
         self._devices = Numbers([device.handle], ctypes.c_uint64)
-        super().__init__(device.number, *self.kind.pair, *self._name.pair, *self._devices.pair)
+        super().__init__(number, *self.kind.pair, *self._name.pair, *self._devices.pair, KINDS.index(kind))
 
 
 class Usage:
-    """The bytes of a device's HBM that buffers take now, and took at most (PJRT's memory statistics)."""
+    """The bytes of a memory that buffers take now, and took at most (PJRT's memory statistics)."""
 
     __slots__ = ("_lock", "allocations", "in_use", "largest", "limit", "peak")
 
@@ -94,7 +105,7 @@ class Client(ApiObject):
         self._version = Text(f"tpuflow {tpuflow.__version__}, chip {settings.chip.name}, {settings.fidelity}")
         self.devices = [Device(self, number) for number in range(settings.devices)]
         self._devices = Numbers([d.handle for d in self.devices], ctypes.c_uint64)
-        self._memories = Numbers([d.memory.handle for d in self.devices], ctypes.c_uint64)
+        self._memories = Numbers([m.handle for d in self.devices for m in d.memories], ctypes.c_uint64)
         self._attributes = NamedValues({})
         self.loaded: list[Any] = []
         super().__init__()
@@ -106,7 +117,8 @@ class Client(ApiObject):
         """Its devices and memories go with it."""
         for device in self.devices:
             OBJECTS.pop(device.handle, None)
-            OBJECTS.pop(device.memory.handle, None)
+            for memory in device.memories:
+                OBJECTS.pop(memory.handle, None)
 
     @functools.cached_property
     def host(self) -> Any:

@@ -35,10 +35,14 @@ class Loaded(ApiObject):
         self._handles = Numbers([d.handle for d in devices], ctypes.c_uint64)
         super().__init__(*self._name.pair, *self._handles.pair, len(program.outputs), len(devices))
         self._outputs = [(*self._type(i, p), program.buffers[p.buffer].bytes) for i, p in enumerate(program.outputs)]
+        there = [program.is_host(p.buffer) for p in program.outputs]
         self._donated = [i for i, p in enumerate(program.inputs) if p.donated]
         self._shared = _shared(program)
         self._fresh_bytes, self._call = _fresh_bytes(program), f"a call of {program.name!r}"
-        self._given = [BufferTypes(d, [BufferType(d, *facts) for facts in self._outputs]) for d in devices]
+        self._given = [
+            BufferTypes([BufferType(d.memories[at_host], *facts) for at_host, facts in zip(there, self._outputs, strict=True)])
+            for d in devices
+        ]
         if device.client.settings.report is not None:
             device.client.loaded.append(self)
 
@@ -57,7 +61,7 @@ class Loaded(ApiObject):
           OutOfMemoryError: HBM has no room for the Program beside the arrays that are there.
         """
         for device in self.devices:
-            device.usage.check(self._fresh_bytes, self._call)
+            device.memory.usage.check(self._fresh_bytes, self._call)
         arrays = self._joined(arguments)
         consumed = self._consumed(arguments, arrays, kept)
         try:
@@ -166,16 +170,16 @@ class Loaded(ApiObject):
     @functools.cached_property
     def output_memories(self) -> tuple[Numbers, Numbers]:
         """The kind of memory of each output, as addresses and sizes."""
-        return self._kinds(len(self._outputs))
+        return self._kinds(self.program.outputs)
 
     @functools.cached_property
     def parameter_memories(self) -> tuple[Numbers, Numbers]:
         """The kind of memory of each input, likewise."""
-        return self._kinds(len(self.program.inputs))
+        return self._kinds(self.program.inputs)
 
-    def _kinds(self, count: int) -> tuple[Numbers, Numbers]:
-        kind = self.device.memory.kind
-        return Numbers([kind.address] * count, ctypes.c_uint64), Numbers([kind.size] * count)
+    def _kinds(self, ports: Sequence[Any]) -> tuple[Numbers, Numbers]:
+        kinds = [self.device.memories[self.program.is_host(p.buffer)].kind for p in ports]
+        return Numbers([kind.address for kind in kinds], ctypes.c_uint64), Numbers([kind.size for kind in kinds])
 
 
 class Unloaded(ApiObject):
@@ -208,4 +212,5 @@ def _fresh_bytes(program: Any) -> int:
     """Bytes of HBM that a launch needs beside its arguments."""
     from tpuflow.device.limits import occupied_bytes
 
-    return max(0, occupied_bytes(program, ("hbm",)) - sum(program.buffers[b].bytes for b in {p.buffer for p in program.inputs}))
+    given = {p.buffer for p in program.inputs if not program.is_host(p.buffer)}
+    return max(0, occupied_bytes(program, ("hbm",)) - sum(program.buffers[b].bytes for b in given))

@@ -81,7 +81,7 @@ def table(client: Client, lines: Sequence[Line]) -> str:
         for line in lines[:SHOWN]
     ]
     left = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    peak = max((device.usage.peak for device in client.devices), default=0)
+    peak = max((device.memory.usage.peak for device in client.devices), default=0)
     return "\n".join(
         (
             f"{sum(line.runs for line in lines)} launches of {len(lines)} Programs on {client.settings.chip.name}: modelled "
@@ -99,7 +99,7 @@ def _data(client: Client, lines: Sequence[Line]) -> dict[str, Any]:
         "chip": client.settings.chip.name,
         "fidelity": client.settings.fidelity,
         "seconds": sum(line.whole_seconds for line in lines),
-        "array_peak_bytes": [device.usage.peak for device in client.devices],
+        "array_peak_bytes": [device.memory.usage.peak for device in client.devices],
         "programs": [
             {
                 "name": line.name,

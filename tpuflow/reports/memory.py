@@ -68,7 +68,7 @@ class MemoryMap:
     """A Program's memory over time. A tick is one block that does something; `places` has each tick's place in the Program.
 
     `live_bytes` has, for each category, the bytes of HBM that are needed at every tick, `resident_bytes` those of arrays on the chip,
-    `host_bytes` those of arrays that are put into the host's memory.
+    `host_bytes` those of arrays in the host's memory.
     `planned_bytes` is what the plan takes: the highest address in use, alignment and gaps included.
     """
 
@@ -123,7 +123,7 @@ class MemoryMap:
         stay, at_host = ([a for a in self.allocations if a.space in spaces] for spaces in (ON_CHIP, ("host",)))
         if at_host:
             most_bytes = max(self.host_bytes)
-            lines.append(f"host memory: {len(at_host)} arrays are put there, at most {most_bytes / MIB:.2f} MiB at once")
+            lines.append(f"host memory: {len(at_host)} arrays lie there, at most {most_bytes / MIB:.2f} MiB at once")
         if stay:
             where, most_bytes = self.chip.array_space.upper(), max(self.resident_bytes)
             lines.append(f"{where}: {len(stay)} arrays stay there, at most {most_bytes / 1024:.0f} KiB at once")

@@ -21,7 +21,9 @@ class MemoryAnalysis:
     temp_size_in_bytes: int
     constant_size_in_bytes: int
     peak_memory_in_bytes: int
+    host_argument_size_in_bytes: int
     host_output_size_in_bytes: int
+    host_alias_size_in_bytes: int
     host_temp_size_in_bytes: int
     program: Program = field(repr=False, compare=False)
 
@@ -43,7 +45,9 @@ MEMORY_FIGURES = (
     "constant_size_in_bytes",
     "generated_code_size_in_bytes",
     "peak_memory_in_bytes",
+    "host_argument_size_in_bytes",
     "host_output_size_in_bytes",
+    "host_alias_size_in_bytes",
     "host_temp_size_in_bytes",
 )
 
@@ -69,9 +73,9 @@ def cost_analysis(program: Program, time: ProgramTime | None = None) -> dict[str
 def memory_analysis(program: Program) -> MemoryAnalysis:
     """How HBM and the host's memory are used by a Program."""
     buffers = program.buffers
-    inputs, results = {p.buffer for p in program.inputs}, {p.buffer for p in program.outputs}
+    arguments, results = {p.buffer for p in program.inputs}, {p.buffer for p in program.outputs}
     at_host = {n for n, b in enumerate(buffers) if b.space == "host"}
-    outputs = results - at_host
+    inputs, outputs = arguments - at_host, results - at_host
     constants = {c.buffer for c in program.constants}
     peak = program.hbm_bytes
 
@@ -85,7 +89,9 @@ def memory_analysis(program: Program) -> MemoryAnalysis:
         temp_size_in_bytes=max(0, peak - size(inputs | outputs | constants)),
         constant_size_in_bytes=size(constants),
         peak_memory_in_bytes=peak,
+        host_argument_size_in_bytes=size(arguments & at_host),
         host_output_size_in_bytes=size(results & at_host),
-        host_temp_size_in_bytes=max(0, program.host_bytes - size(results & at_host)),
+        host_alias_size_in_bytes=size(arguments & results & at_host),
+        host_temp_size_in_bytes=max(0, program.host_bytes - size((arguments | results) & at_host)),
         program=program,
     )

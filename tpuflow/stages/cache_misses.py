@@ -40,8 +40,9 @@ def _differences(key: Key, other: Key, leaf_names: Callable[[Any, Any], Sequence
     return found + ([] if key[3] == other[3] else ["the named axes, or the mesh, around the call"])
 
 
-def _described(signature: tuple[Any, Any, bool, Any]) -> str:
-    """A shape, a type, whether the type is weak, and how the array is cut over devices: "float32[3] (weak)"."""
-    shape, dtype, weak, sharding = signature
+def _described(signature: tuple[Any, Any, bool, bool, Any]) -> str:
+    """A shape, a type, whether the type is weak, whether it is in the host's memory, and how the array is cut over devices:
+    "float32[3] (weak)"."""
+    shape, dtype, weak, is_there, sharding = signature
     cut = "" if sharding is None else f" cut as {sharding.spec} over {dict(sharding.mesh.shape)}"
-    return f"{dtype}[{','.join(map(str, shape))}]{' (weak)' if weak else ''}{cut}"
+    return f"{dtype}[{','.join(map(str, shape))}]{' (weak)' * weak}{' at the host' * is_there}{cut}"

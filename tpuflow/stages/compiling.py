@@ -244,10 +244,12 @@ class JitFunction:
             args, kwargs = jax.tree.unflatten(tree, leaves)
             outputs, out_tree = jax.tree.flatten(self._fun(*_with_static(args, statics), **kwargs, **_static_names(statics)))
             out_trees.append(out_tree)
-            return outputs
+            there = self._shardings.results_at_host(out_tree)
+            return [jax.device_put(x, jax.memory.Space.Host) if to_host else x for x, to_host in zip(outputs, there, strict=True)]
 
         names = self._leaf_names(tree, statics)
-        specs = [spec_of(s) for s in signatures]
+        there = self._shardings.arguments_at_host(tree, [is_there for *_, is_there, _ in signatures])
+        specs = [spec_of((*kind, is_there, None)) for (*kind, _, _), is_there in zip(signatures, there, strict=True)]
         shardings = self._shardings.of_arguments(tree, names, specs, [brought for *_, brought in signatures])
         specs = [with_sharding(spec, sharding) for spec, sharding in zip(specs, shardings, strict=True)]
         with users_code(f"while tracing {self._name} for tpuflow.jit"), jax.disable_jit(False):

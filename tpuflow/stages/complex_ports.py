@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpuflow.jaxprs.compat import ClosedJaxpr, is_token, jaxpr_as_fun
+from tpuflow.jaxprs.compat import ClosedJaxpr, at_host, is_at_host, is_token, jaxpr_as_fun
+from tpuflow.jaxprs.shardings import specs_of
 
 T = TypeVar("T")
 
@@ -22,13 +23,18 @@ def is_complex(aval: Any) -> bool:
 def with_planes(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same function of planes, in the order of the complex values that they stand for; it gives planes."""
     types = closed.in_avals
-    specs = [a if is_token(a) else jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in types]
-    flat = [plane for s in specs for plane in ((jax.ShapeDtypeStruct(s.shape, np.float32),) * 2 if is_complex(s) else (s,))]
+    flat = [plane for s in specs_of(types) for plane in (_plane_specs(s) if is_complex(s) else (s,))]
 
     def of_planes(*arrays: Any) -> list[Any]:
         return split(jaxpr_as_fun(closed)(*joined(arrays, types)), closed.out_avals)
 
     return jax.make_jaxpr(of_planes)(*flat)
+
+
+def _plane_specs(spec: Any) -> tuple[Any, Any]:
+    real = jax.ShapeDtypeStruct(spec.shape, np.float32)
+    plane = at_host(real) if is_at_host(spec) else real
+    return plane, plane
 
 
 def split(values: Sequence[Any], avals: Sequence[Any]) -> list[Any]:

@@ -25,11 +25,13 @@ from tpuflow.jaxprs.compat import (
     Tracer,
     ad,
     as_keys,
+    at_host,
     axes_of,
     axis_name,
     batching,
     calls_host,
     io_callback,
+    is_at_host,
     is_key,
     is_token,
     jaxpr_as_fun,
@@ -102,7 +104,8 @@ def _linearize(jaxpr: ClosedJaxpr, active: tuple[bool, ...]) -> _Linearized:
         trees.append(tree)
         return outputs, residuals
 
-    forward_jaxpr, (_, residuals) = jax.make_jaxpr(forward, return_shape=True)(*specs_of(jaxpr.in_avals))
+    forward_jaxpr = jax.make_jaxpr(forward)(*specs_of(jaxpr.in_avals))
+    residuals = specs_of(forward_jaxpr.out_avals[len(jaxpr.out_avals) :])
 
     def tangent(residuals: list[Any], tangents: list[Any]) -> list[Any]:
         results = jax.tree.unflatten(trees[0], residuals)(*tangents)
@@ -230,7 +233,8 @@ def _merge(mask: Sequence[bool], chosen: Sequence[Any], others: Sequence[Any]) -
 def _with_axis(spec: jax.ShapeDtypeStruct, axis: int | None, size: int) -> jax.ShapeDtypeStruct:
     if axis is None:
         return spec
-    return jax.ShapeDtypeStruct((*spec.shape[:axis], size, *spec.shape[axis:]), spec.dtype)
+    batched = jax.ShapeDtypeStruct((*spec.shape[:axis], size, *spec.shape[axis:]), spec.dtype)
+    return at_host(batched) if is_at_host(spec) else batched
 
 
 def _is_inexact(aval: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from tpuflow.jaxprs.bind import bind_primitive
-from tpuflow.jaxprs.compat import HOST_PRIMITIVES, ClosedJaxpr, Primitive, Token, is_transforming, operations_go_to
+from tpuflow.jaxprs.compat import HOST_PRIMITIVES, ClosedJaxpr, Primitive, Token, is_at_host, is_transforming, operations_go_to
 from tpuflow.stages.signatures import signature, spec_of
 from tpuflow.stages.staging import CACHED, Target, run_jaxpr
 
@@ -49,4 +49,4 @@ def _signature(operand: Any) -> Any:
     if isinstance(operand, Token):
         return signature(operand)
     aval = jax.typeof(operand)
-    return aval.shape, aval.dtype, aval.weak_type, None
+    return aval.shape, aval.dtype, aval.weak_type, is_at_host(aval), None

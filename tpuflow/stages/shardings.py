@@ -13,8 +13,10 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from tpuflow.errors import ConfigError, shown
 from tpuflow.jaxprs.compat import mesh_around
 from tpuflow.jaxprs.shardings import cuts, is_explicit
+from tpuflow.lower.operations.memories import HOST_KINDS
 
 Leaf = NamedSharding | None
+_AS_IT_COMES = "as it comes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,22 @@ class Shardings:
         Raises:
           ConfigError: `in_shardings` does not fit the arguments.
         """
-        arguments, others = tree.children()
-        given = (*_spread("in_shardings", self.inputs, arguments), *(None,) * others.num_leaves)
+        given = tuple(_named("in_shardings", leaf) for leaf in self._given_arguments(tree))
         _check_all("in_shardings", given, names, types)
         return tuple(one or other for one, other in zip(given, own, strict=True))
+
+    def arguments_at_host(self, tree: Any, own: Sequence[bool]) -> tuple[bool, ...]:
+        """Of every leaf of the arguments whether it is in the host's memory: as `in_shardings` says, else as it is."""
+        given = self._given_arguments(tree)
+        return tuple(other if leaf is None else in_host_memory(leaf) for leaf, other in zip(given, own, strict=True))
+
+    def results_at_host(self, tree: Any) -> tuple[bool, ...]:
+        """Of every leaf of the result whether `out_shardings` puts it into the host's memory."""
+        return tuple(map(in_host_memory, _spread("out_shardings", self.outputs, tree)))
+
+    def _given_arguments(self, tree: Any) -> tuple[Any, ...]:
+        arguments, others = tree.children()
+        return (*_spread("in_shardings", self.inputs, arguments), *(None,) * others.num_leaves)
 
     def of_results(self, tree: Any, types: Sequence[Any]) -> tuple[Leaf, ...]:
         """Of every leaf of the result.
@@ -49,7 +63,7 @@ class Shardings:
         Raises:
           ConfigError: `out_shardings` does not fit the result.
         """
-        given = _spread("out_shardings", self.outputs, tree)
+        given = tuple(_named("out_shardings", leaf) for leaf in _spread("out_shardings", self.outputs, tree))
         paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(tree, range(tree.num_leaves)))
         _check_all("out_shardings", given, [f"result{jax.tree_util.keystr(path)}" for path, _ in paths], types)
         return given
@@ -60,6 +74,11 @@ def brought(sharding: Any) -> Leaf:
     if type(sharding) is not NamedSharding or sharding.mesh.size == 1:
         return None
     return sharding if cuts(sharding) or is_explicit(sharding) else None
+
+
+def in_host_memory(sharding: Any) -> bool:
+    """Whether a sharding is in a kind of the host's memory."""
+    return getattr(sharding, "memory_kind", None) in HOST_KINDS
 
 
 def _is_leaf(x: Any) -> bool:
@@ -74,11 +93,11 @@ def _check_kind(option: str, leaf: Any) -> None:
         )
 
 
-def _spread(option: str, given: Any, tree: Any) -> tuple[Leaf, ...]:
+def _spread(option: str, given: Any, tree: Any) -> tuple[Any, ...]:
     """For every leaf of a tree what is given for it, or for a subtree that it is in."""
     if given is None:
         return (None,) * tree.num_leaves
-    marked = jax.tree.map(lambda leaf: "as it comes" if leaf is None else leaf, given, is_leaf=_is_leaf)  # None has no leaves
+    marked = jax.tree.map(lambda leaf: _AS_IT_COMES if leaf is None else leaf, given, is_leaf=_is_leaf)  # None has no leaves
     try:
         leaves = jax.tree.leaves(jax.tree.broadcast(marked, jax.tree.unflatten(tree, range(tree.num_leaves)), is_leaf=_is_leaf))
     except ValueError as error:
@@ -86,7 +105,7 @@ def _spread(option: str, given: Any, tree: Any) -> tuple[Leaf, ...]:
             f"tpuflow.jit: {option}: {shown(given)} does not fit the structure {tree}. Give one sharding for all, one for "
             "each (None: as it comes), or one for each part of them."
         ) from error
-    return tuple(_named(option, leaf) for leaf in leaves)
+    return tuple(None if leaf == _AS_IT_COMES else leaf for leaf in leaves)
 
 
 def _named(option: str, leaf: Any) -> Leaf:

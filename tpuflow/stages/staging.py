@@ -19,7 +19,7 @@ from tpuflow.device.runtime import Executable
 from tpuflow.device.timing import Calibration, ProgramTime
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.program import Program
-from tpuflow.jaxprs.compat import ClosedJaxpr, Token, as_keys, is_key, is_token, jaxpr_as_fun, weakened
+from tpuflow.jaxprs.compat import ClosedJaxpr, Token, as_keys, is_at_host, is_key, is_token, jaxpr_as_fun, weakened
 from tpuflow.reports.profile import Profile
 from tpuflow.reports.profile import profile as make_profile
 from tpuflow.reports.reported import Reported
@@ -43,10 +43,10 @@ class Target:
 class DeviceFunction:
     """A jaxpr compiled for the device: flat arrays in, flat arrays out.
 
-    `donated` says of each input whether the device may overwrite it.
+    `donated` says of each input whether the device may overwrite it. What the Program has in the host's memory is there as JAX's array too.
     """
 
-    __slots__ = ("_finish", "_from", "_planes", "_to", "executable", "jaxpr")
+    __slots__ = ("_finish", "_from", "_host_inputs", "_planes", "_to", "executable", "jaxpr")
 
     def __init__(self, jaxpr: ClosedJaxpr, name: str, target: Target, donated: Sequence[bool] = (), input_names: Sequence[str] = ()):
         self.jaxpr = jaxpr
@@ -56,11 +56,13 @@ class DeviceFunction:
         self._from = tuple((i, f) for i, f in enumerate(map(_finisher, jaxpr.out_avals)) if f is not None)
         self._finish = target.engine == "reference"
         self._planes = any(map(is_complex, (*jaxpr.in_avals, *jaxpr.out_avals)))
+        self._host_inputs = tuple(i for i, a in enumerate(jaxpr.in_avals) if is_at_host(a))
 
     @property
     def of_exact(self) -> Callable[[list[Any]], list[Any]]:
         """The function for JAX's arrays that are known to have the compiled shapes and types."""
-        return self if self._to or self._from or self._finish or self._planes else self.executable.launch_fitting
+        converts = self._to or self._from or self._finish or self._planes or self._host_inputs
+        return self if converts else self.executable.launch_fitting
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run on arrays of exactly the compiled shapes and types.
@@ -68,10 +70,12 @@ class DeviceFunction:
         Raises:
           LaunchError: a shape or type differs.
         """
-        if self._to:
+        if self._to or self._host_inputs:
             arrays = list(arrays)
+            for i in self._host_inputs:
+                arrays[i] = _in_memory(arrays[i], jax.memory.Space.Device)
             for i, _ in self._to:
-                arrays[i] = jax.random.key_data(arrays[i])
+                arrays[i] = _in_memory(jax.random.key_data(arrays[i]), jax.memory.Space.Device)
         if self._planes:
             arrays = split(arrays, self.jaxpr.in_avals)
         outputs, _ = self.executable.launch(arrays)
@@ -259,6 +263,14 @@ def _finisher(aval: Any) -> Callable[[Any], Any] | None:
         return Token
     if is_key(aval):
         return functools.partial(as_keys, aval=aval)
+    if is_at_host(aval):
+        return functools.partial(_in_memory, space=jax.memory.Space.Host)
     if getattr(aval, "weak_type", False):
         return weakened
     return None
+
+
+def _in_memory(array: Any, space: Any) -> Any:
+    """An array in a `jax.memory.Space`, if it is one of JAX's, which are in one."""
+    is_there = not isinstance(array, jax.Array) or is_at_host(array.aval) == (space is jax.memory.Space.Host)
+    return array if is_there else jax.device_put(array, space)

@@ -185,6 +185,12 @@ class StepConfig:
         'so that parameters lie as the first pattern that matches says, others whole, and batches are cut over the axis "data".',
         _sharding, shown=True,
     )  # fmt: skip
+    offload_optimizer: bool = option(
+        False,
+        "the arrays of the optimizer's state are in the host's memory between steps; a step copies each into HBM for its update, and back "
+        "(docs/time_and_memory.md). No value changes.",
+        check_switch, shown=True,
+    )  # fmt: skip
     chip: str | Chip = option("generic", "a row of the catalogue.")
     engine: str = option("fast", "how the device is simulated, see `tpuflow.device`.", _one_of(*ENGINES), shown=True)
     fidelity: str = option("native", "likewise.", _one_of(*FIDELITIES), shown=True)

@@ -33,13 +33,23 @@ class DeviceSink:
     """A step function compiled to one Program for each batch shape.
 
     step: (state, batch) -> (new state, figures), trees of arrays; figures alone if it does not change the state (`updates=False`).
-    `structure`: that of a batch. The trip count is a launch argument, so a Program serves every
-    number of steps and the values do not depend on how steps are grouped. `compile_seconds` counts what was compiled during `run`.
+    `structure`: that of a batch. `at_host`: of every leaf of a state whether it is in the host's memory between steps. The trip count is a
+    launch argument, so a Program serves every number of steps and the values do not depend on how steps are grouped. `compile_seconds`
+    counts what was compiled during `run`.
     """
 
-    def __init__(self, name: str, step: Callable[..., Any], target: Target, structure: BatchStructure, *, updates: bool = True):
+    def __init__(
+        self,
+        name: str,
+        step: Callable[..., Any],
+        target: Target,
+        structure: BatchStructure,
+        *,
+        updates: bool = True,
+        at_host: Callable[[Any], Sequence[bool]] = lambda state: (),
+    ):
         self._name, self._step, self._target, self._updates = name, step, target, updates
-        self._structure = structure
+        self._structure, self._at_host = structure, at_host
         self._programs: dict[Signature, SinkProgram] = {}
         self.compile_seconds = 0.0
 
@@ -106,6 +116,7 @@ class DeviceSink:
             invariant_names=() if self._updates else names,
             infeed_names=self._structure.names,
             outfeed_names=leaf_names(figures),
+            host_carries=self._at_host(state),
         )
         executable = Executable(program, engine=self._target.engine, fidelity=self._target.fidelity)
         return SinkProgram(executable, shapes[0] if self._updates else None, jax.tree.structure(figures))

@@ -37,7 +37,7 @@ from tpuflow.training.weights import starting_variables
 
 MODEL_OPTIONS = (
     "policy", "optimizer", "loss", "loss_fn", "inputs", "params", "frozen", "ema", "eval_params", "keep_batchnorm_fp32", "loss_scale",
-    "accumulate_steps", "nominal_batch_size", "metrics", "numerics", "mesh",
+    "accumulate_steps", "nominal_batch_size", "metrics", "numerics", "mesh", "offload_optimizer",
 )  # fmt: skip
 """Options that say how the step of a model is made."""
 
@@ -262,7 +262,10 @@ def make_recipe(config: StepConfig, batch: Any, policy: amp.Policy | None = None
     frozen, ema = tuple(config.frozen), get_ema(config.ema)
     if ema is not None and config.eval_params is not None:
         raise ConfigError("ema and eval_params both say which parameters evaluations use; give one of them.")
-    recipe = Recipe(model, policy, roles, loss, optimizer, config.loss_fn, frozen=frozen, ema=ema, optimized=config.eval_params)
+    recipe = Recipe(
+        model, policy, roles, loss, optimizer, config.loss_fn, frozen=frozen, ema=ema, optimized=config.eval_params,
+        offloads=config.offload_optimizer,
+    )  # fmt: skip
     return replace(recipe, strategy=_strategy(config.mesh, config.sharding, samples_of(batch))), why
 
 
@@ -287,12 +290,13 @@ def _strategy(mesh: Mapping[str, int] | None, sharding: str | Rules, samples: in
 def state_shapes(recipe: Recipe, batch: Any) -> tuple[Recipe, TrainState]:
     """The recipe with its random streams, and the shapes and types of its state, for batches of these shapes."""
 
-    def variables(batch: Any) -> tuple[Any, Any]:
+    def variables(batch: Any) -> tuple[Any, Any, Any]:
         params, carried = recipe.model.init(jax.random.key(0), recipe.roles.inputs(batch))
-        return recipe.policy.cast_params(params, recipe.model.norms(params, carried)), carried
+        return params, recipe.policy.cast_params(params, recipe.model.norms(params, carried)), carried
 
-    params, carried = jax.eval_shape(variables, batch)
-    recipe, _ = trace_forward(recipe, params, carried, batch, "data")
+    made, params, carried = jax.eval_shape(variables, batch)
+    uncast = replace(recipe, policy=amp.get_policy("fp32"))  # which draws from the same streams, and is traced in half the time
+    recipe = replace(recipe, streams=trace_forward(uncast, made, carried, batch, "data")[0].streams)
     key = jax.eval_shape(lambda: jax.random.key(0)) if recipe.streams else None
     state = jax.eval_shape(recipe.state_of, params, carried, key)
     recipe = recipe.for_state(state, batch)

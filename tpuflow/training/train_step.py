@@ -52,7 +52,8 @@ class Recipe:
     """All that defines the training step of a model. The loss is `loss`, of outputs and labels, or `loss_fn`, which calls the model itself.
 
     `optimized`: (the optimizer's state, params) -> the parameters that evaluations use, for optimizers that have better ones than `params`
-    (schedule-free ones). `strategy`: how a step runs on several chips.
+    (schedule-free ones). `strategy`: how a step runs on several chips. `offloads`: whether the optimizer's state is at the host between
+    steps.
     """
 
     model: Model
@@ -67,6 +68,7 @@ class Recipe:
     optimized: Callable[[Any, Any], Any] | None = None
     streams: tuple[str, ...] = ()
     strategy: Strategy = ONE_CHIP
+    offloads: bool = False
 
     @property
     def name(self) -> str:
@@ -93,6 +95,12 @@ class Recipe:
         """The state for parameters in the policy's type."""
         ema = None if self.ema is None else initial_average(self.ema, params, carried)
         return TrainState(params, carried, self.optimizer.init(self._trained(params)), key, ema)
+
+    def at_host(self, state: TrainState) -> tuple[bool, ...]:
+        """Of every leaf of a state whether it is in the host's memory between steps: arrays of the optimizer's. Single numbers are not."""
+        none = jax.tree.map(lambda _: False, state)
+        offloaded = jax.tree.map(lambda leaf: self.offloads and bool(leaf.shape), state.opt_state)
+        return tuple(jax.tree.leaves(none._replace(opt_state=offloaded)))
 
     def for_state(self, state: TrainState, batch: Any) -> Recipe:
         """The recipe with its strategy prepared for states and batches of these shapes."""
@@ -242,6 +250,10 @@ class CustomStep:
     evaluate: Callable[[Any, Any], Mapping[str, Any]] | None = None
     metrics: tuple[Metric, ...] = ()
     strategy: Strategy = ONE_CHIP
+
+    def at_host(self, state: TrainState) -> tuple[bool, ...]:
+        """None of the state is in the host's memory between steps."""
+        return ()
 
     @property
     def name(self) -> str:

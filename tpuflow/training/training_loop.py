@@ -55,7 +55,8 @@ class Training:
     def __init__(self, job: Job, callbacks: Sequence[Callback]):
         self._probe = Probe(job, lambda: self._whole_state) if job.config.numerics else None
         self._job, self._callbacks = job, (*callbacks, *([self._probe] if self._probe else []))
-        self._train_sink = DeviceSink("train_step", job.recipe.train_step, job.target, job.feed.structure)
+        recipe = job.recipe
+        self._train_sink = DeviceSink("train_step", recipe.train_step, job.target, job.feed.structure, at_host=recipe.at_host)
         eval_structure = (job.eval_feed or job.feed).structure
         self._eval_sink = DeviceSink("eval_step", job.recipe.eval_step, job.target, eval_structure, updates=False)
         self._state = job.recipe.strategy.shard_state(job.state)

@@ -12,10 +12,10 @@ import jax
 from tpuflow import amp
 from tpuflow.chips import Chip
 from tpuflow.estimating.estimating import Calibrated, Estimate, estimate, estimate_training
-from tpuflow.nnx import jit_of
 from tpuflow.numerics.checking import REFERENCE, check_numerics
 from tpuflow.numerics.functions import measure_function
 from tpuflow.numerics.report import NumericsReport
+from tpuflow.stages.nnx_objects import jit_of
 from tpuflow.stages.staging import Target, as_array
 from tpuflow.verdict.options import Option, donation_option, loop_option, sink_option
 

@@ -136,13 +136,13 @@ def _check_port(program: Program, what: str, port: Port, *, stored: bool) -> Non
         if port.buffer != -1:
             raise Refusal(f"{what} {port.name!r} has buffer {port.buffer}; expected -1 (its items go where the blocks say)")
         return
-    buffer = _output_buffer(program, port.buffer) if what == "output" else _hbm_buffer(program, port.buffer)
+    buffer = _port_buffer(program, port.buffer)
     if (buffer.dtype, buffer.shape) != (port.dtype, port.shape):
         raise Refusal(f"{what} {port.name!r} is {_text(port)}, its buffer {port.buffer} {_text(buffer)}; expected the same")
 
 
 def _check_initial(program: Program) -> None:
-    """What is in HBM at the start does not overlap."""
+    """What is in HBM or at the host at the start does not overlap."""
     buffers = [c.buffer for c in program.constants] + [p.buffer for p in program.inputs]
     spans = sorted((*program.buffers[b].span, b) for b in buffers)
     end, owner = -1, -1
@@ -174,8 +174,8 @@ def _hbm_buffer(program: Program, number: int) -> Buffer:
     return buffer
 
 
-def _output_buffer(program: Program, number: int) -> Buffer:
-    """An output may be at the host, where it is wanted."""
+def _port_buffer(program: Program, number: int) -> Buffer:
+    """Inputs and outputs may be at the host."""
     buffer = buffer_of(program, number)
     return buffer if buffer.space == "host" else _hbm_buffer(program, number)
 

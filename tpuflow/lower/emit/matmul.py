@@ -8,6 +8,7 @@ operand, and of the result with it, come in sequence.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -127,7 +128,7 @@ class Product:
         """The operands' sizes, from which tiles are chosen."""
         space, depth = self.space(sums), tuple(self.depth[a] for a in self.patches.contracted)
         return replace(
-            _operands(site.region, lambda tiles: self._lhs_elems(space, tiles), depth),
+            _operands(site.region, functools.cache(functools.partial(self._lhs_elems, space)), depth),  # asked several times of a tile
             overlapping=self._overlapping(),
             sum_units=tuple(space.units.values()) if sums else None,
             one_step=self.one_step and not sums,

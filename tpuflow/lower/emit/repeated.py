@@ -36,10 +36,11 @@ class Repeated:
         sources = [n.source for n in (node, *(n for region in node.regions for n in region.walk()))]
         own = Bindings(tuple(dict.fromkeys(buffers)), tuple(dict.fromkeys(sources)))
         form = (structural_key(node), _pattern(buffers), _pattern(sources), attr_key(fill))
-        if form not in self.made:
-            self.made[form] = emit(), own
-            return self.made[form][0]
-        made, other = self.made[form]
+        known = self.made.get(form)
+        if known is None:
+            self.made[form] = emitted, _ = emit(), own
+            return emitted
+        made, other = known
         place = dict(zip(other.buffers, own.buffers, strict=True))
         line = {"": ""} | dict(zip(other.sources, own.sources, strict=True))  # waits in a section of nothing else are of no line
         return replace(made, kernels=tuple(_moved(k, node.scope, place, line) for k in made.kernels))

@@ -123,6 +123,11 @@ def _host_array(call: Call) -> Types:
     return (call.asked_type(),)
 
 
+def _host_input(call: Call) -> Types:
+    """The operand, an input of the program, which is in the host's memory when that starts."""
+    return call.inputs
+
+
 def _shard(call: Call) -> Types:
     (x,) = call.inputs
     sizes = call.attrs["sizes"]
@@ -150,6 +155,7 @@ CONTROL_OPS = (
     *(Op(name, 1, ("kind", "reducer", "axes", "chips", "pairs"), _collective) for name in ("collective", "start")),
     *(Op(name, None, ("space",), _device_put) for name in ("device_put", "start_put")),
     Op("host_array", 0, (), _host_array),
+    Op("host_input", 1, (), _host_input),
     Op("await", 2, (), _await),
     Op("shard", 1, ("cut", "sizes"), _shard),
     Op("unshard", 1, ("cut", "sizes"), _unshard),

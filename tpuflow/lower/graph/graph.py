@@ -18,11 +18,11 @@ class TensorType:
 
     dtype: DType
     shape: tuple[int, ...] = ()
+    elems: int = field(init=False, repr=False, compare=False)
+    """Number of elements: kept, since passes ask for it half a million times."""
 
-    @property
-    def elems(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "elems", math.prod(self.shape))
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"

@@ -232,6 +232,7 @@ _OTHER: dict[str, Callable[..., Any]] = {
     "broadcast": _broadcast,
     "window": lambda node, x: read(x, node.attrs["view"], node.result.shape, node.attrs["fill"]),
     "join": _join,
+    "host_input": lambda node, x: x,
     "reshape": lambda node, x: x.reshape(node.result.shape),
     "transpose": lambda node, x: x.transpose(node.attrs["permutation"]),
     "slice": lambda node, x: x[_slices(node)],

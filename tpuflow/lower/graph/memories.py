@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from types import MappingProxyType
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
 
-PUT, START_PUT, HOST_ARRAY = "device_put", "start_put", "host_array"
+PUT, START_PUT, HOST_ARRAY, HOST_INPUT = "device_put", "start_put", "host_array", "host_input"
 """The move of an array between HBM and the host's memory, or of an item of what lies there; its start, whose result is on its way until an
-`await`; and room at the host for items."""
+`await`; room at the host for items; and an input that is at the host when the program starts, until `KeepOnHost` has settled who reads
+it."""
+
+TO_HOST, TO_HBM = MappingProxyType({"space": "host"}), MappingProxyType({"space": "hbm"})
+"""Attributes of moves."""
 
 
 def is_to_host(node: Node) -> bool:
@@ -21,9 +26,10 @@ def is_fetch(node: Node) -> bool:
     return node.op == PUT and node.attrs["space"] == "hbm"
 
 
-def at_host(nodes: Iterable[Node]) -> set[Value]:
-    """The values of some nodes, in order, and of their regions, that are at the host; told by what puts them there or back."""
-    found: set[Value] = set()
+def at_host(nodes: Iterable[Node], begun: Iterable[Value] = ()) -> set[Value]:
+    """The values of some nodes, in order, and of their regions, that are at the host: those that are `begun` there, and what is told by
+    what puts them there or back."""
+    found: set[Value] = {*begun}
     for node in nodes:
         found.update(_put(node) if node.op in (PUT, START_PUT) else _others(node, found))
     return found
@@ -39,16 +45,17 @@ def _others(node: Node, found: set[Value]) -> Iterator[Value]:
         yield from node.results
     if node.op != "fused":
         for region in node.regions:
-            yield from _through(node, region)
+            yield from _through(node, region, found)
 
 
-def _through(node: Node, region: Graph) -> Iterator[Value]:
+def _through(node: Node, region: Graph, found: set[Value]) -> Iterator[Value]:
     """What a region has at the host, and the operands and results of the node that are carried there."""
-    inner = at_host(region.nodes)
-    yield from inner
     operands = node.inputs[len(node.inputs) - len(region.inputs) :]
-    for i, (operand, value) in enumerate(zip(operands, region.inputs, strict=True)):
-        if value in inner:
-            yield operand
+    pairs = list(zip(operands, region.inputs, strict=True))
+    inner = at_host(region.nodes, [value for operand, value in pairs if operand in found])
+    yield from inner
+    for i, (operand, value) in enumerate(pairs):
+        if value in inner or (node.op == "loop" and region.outputs[i] in inner):
+            yield from (operand, value)
             if node.op == "loop":
                 yield node.results[i]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
-from tpuflow.lower.graph.memories import is_fetch
+from tpuflow.lower.graph.memories import HOST_INPUT, is_fetch, is_to_host
 
 MOST_NODES, MOST_TRIPS = 64, 2**12
 """Nodes that compute an item's number in a trip, and trips, of which each is looked at."""
@@ -24,6 +24,11 @@ class Item:
     update: Node
     loop: Node
     position: int
+
+    @property
+    def array(self) -> Value:
+        """The whole array, after the loop."""
+        return self.loop.results[self.position]
 
 
 @dataclass(slots=True)
@@ -58,37 +63,80 @@ class Uses:
                 self.around[region] = node
                 self._look(region)
 
-    # --- what comes back
+    # --- what stays at the host
 
-    def comes_back(self, value: Value, *, is_named: bool = False) -> bool:
-        """Whether nothing but moves back into HBM read a value. `is_named`: it is what was put there under another shape, or an item of it,
-        which can do nothing else."""
-        leaves = self.leaves.get(value, ())
-        if any(region is self.graph for region, _ in leaves) and (is_named or len(leaves) > 1):
-            return False
-        if any(region is not self.graph and region.inputs[i] is not value for region, i in leaves):
-            return False
-        return all(self._brings_back(node, i, is_named=is_named) for node, i in self.readers.get(value, ()))
+    def staying(self, stacked: Iterable[Value]) -> set[Value]:
+        """The values that are at the host: of all that is put there, or is there from the start, and what views, items and loops make of
+        it, those of which nothing is read but what is put back into HBM. `stacked`: arrays that loops make of items that are put there."""
+        roots = {v for v, node in self.makers.items() if node.op == HOST_INPUT or is_to_host(node)} | {*stacked}
+        found: dict[Value, bool] = {}
+        wanted = [(value, False) for value in roots]
+        while wanted:
+            value, is_named = wanted.pop()
+            if value not in found:
+                found[value] = is_named
+                wanted += self._made_of(value, is_named=is_named)
+        while refused := [v for v in found if not (self._comes_from(v, found, roots) and self._is_only_moved(v, found))]:
+            for value in refused:
+                del found[value]
+        return {*found}
 
-    def _brings_back(self, node: Node, operand: int, *, is_named: bool) -> bool:
+    def _made_of(self, value: Value, *, is_named: bool) -> Iterator[tuple[Value, bool]]:
+        """What is the same array as a value that is at the host, or an item of it, and whether that is under another shape, or as an item:
+        then all it can do is to come back."""
+        for node, i in self.readers.get(value, ()):
+            match node.op:
+                case "reshape" | "dynamic_slice":
+                    yield node.result, True
+                case "barrier":
+                    yield node.results[i], is_named
+                case "loop" if i > 0:
+                    yield node.regions[0].inputs[i - 1], False
+                    yield node.results[i - 1], False
+        for region, i in self.leaves.get(value, ()):
+            if region is not self.graph and self.around[region].op == "loop":
+                yield region.inputs[i], False
+                yield self.around[region].results[i], False
+
+    def _comes_from(self, value: Value, found: Container[Value], roots: Container[Value]) -> bool:
+        """Whether a value is put at the host, or what it is made of is there; of what a loop carries, before every trip and after it."""
+        if value in roots:
+            return True
+        node = self.makers.get(value)
+        if node is None:
+            return self._is_carried_in(value, found)
+        if node.op == "loop":
+            return node.regions[0].inputs[node.results.index(value)] in found
+        return node.inputs[node.results.index(value) if node.op == "barrier" else 0] in found
+
+    def _is_carried_in(self, value: Value, found: Container[Value]) -> bool:
+        region, i = self.enters[value]
+        loop = self.around.get(region)
+        return loop is not None and loop.op == "loop" and loop.inputs[i + 1] in found and region.outputs[i] in found
+
+    def _is_only_moved(self, value: Value, found: Mapping[Value, bool]) -> bool:
+        """Whether every reader of a value puts it back, or hands it on as it is."""
+        leaves, readers = self.leaves.get(value, ()), self.readers.get(value, ())
+        return all(self._may_leave(value, region, i, found) for region, i in leaves) and all(
+            self._may_read(value, node, i, found) for node, i in readers
+        )
+
+    def _may_leave(self, value: Value, region: Graph, i: int, found: Mapping[Value, bool]) -> bool:
+        if found[value]:
+            return False
+        return region is self.graph or (self.around[region].op == "loop" and region.inputs[i] in found)
+
+    def _may_read(self, value: Value, node: Node, operand: int, found: Mapping[Value, bool]) -> bool:
         match node.op:
             case "reshape":
-                return self.comes_back(node.result, is_named=True)
+                return node.result in found
             case "barrier":
-                return self.comes_back(node.results[operand], is_named=is_named)
+                return node.results[operand] in found
             case "dynamic_slice":
-                return (
-                    not is_named and operand == 0 and self._is_item(node, node.result.type) and self.comes_back(node.result, is_named=True)
-                )
+                return not found[value] and operand == 0 and self._is_item(node, node.result.type) and node.result in found
             case "loop":
-                return not is_named and operand > 0 and self._stays(node, operand - 1)
-        return is_fetch(node)
-
-    def _stays(self, loop: Node, position: int) -> bool:
-        """Whether a loop only brings back what it carries at a position."""
-        (body,) = loop.regions
-        value = body.inputs[position]
-        return body.outputs[position] is value and self.comes_back(value) and self.comes_back(loop.results[position])
+                return not found[value] and operand > 0 and node.regions[0].inputs[operand - 1] in found
+        return is_fetch(node) or (is_to_host(node) and not found[value] and node.result in found)
 
     def _is_item(self, node: Node, item: TensorType) -> bool:
         """Whether a slice or update is of one item along the first axis."""
@@ -98,7 +146,7 @@ class Uses:
     # --- what is stacked
 
     def stacked(self, put: Node) -> Item | None:
-        """The item of an array that a loop makes at the host, one in every trip, if that is all that becomes of what is put there."""
+        """The item of an array that a loop makes, one in every trip, if that is all that becomes of what is put at the host."""
         value = put.result
         while (reader := self._only_reader(value)) is not None and reader[0].op == "reshape":
             value = reader[0].result
@@ -111,7 +159,7 @@ class Uses:
             return None
         passed_on = self.leaves.get(update.result, []) == [(region, position)] and not self.readers.get(update.result)
         alone = self.readers[whole] == [(update, 0)] and not self.leaves.get(whole)
-        good = passed_on and alone and self._covers(loop, update.inputs[2], whole.shape[0]) and self.comes_back(loop.results[position])
+        good = passed_on and alone and self._covers(loop, update.inputs[2], whole.shape[0])
         return Item(put, update, loop, position) if good else None
 
     def _only_reader(self, value: Value) -> tuple[Node, int] | None:

@@ -95,6 +95,8 @@ class _Joining:
 
     def _run(self, now: int, last: int) -> None:
         """Place all waiting layers up to number `last` before the node at position `now`."""
+        if last < 0:
+            return
         for layer in self.layers[: last + 1]:
             self._place(now, layer)
         self.layers = self.layers[last + 1 :]

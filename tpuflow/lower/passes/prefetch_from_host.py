@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -18,6 +18,7 @@ from tpuflow.lower.passes.node_seconds import node_times, put_seconds
 from tpuflow.lower.passes.ordering import STARTS, held_bytes
 from tpuflow.lower.passes.region_builder import bytes_of
 from tpuflow.lower.passes.schedule import sizes_of
+from tpuflow.lower.passes.unit_seconds import total_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,11 @@ class PrefetchFromHost(ChipPass):
     """Start a move back to HBM so long before its first reader as it takes on the host's link, and wait for it there.
 
     The link brings one array after the other: one that is to be there when another begins starts earlier by that. None starts where it
-    would be held when more is held than without any of them being early.
+    would be held when more is held than without any of them being early, but for those that a loop's body fetches for its next trip, for
+    which `FetchAhead` has found room.
     Before: %3 = fused ...; %4 = device_put{hbm} %1; %5 = fused %4.
     After: %6 = start_put{hbm} %1; %3 = fused ...; %4 = await %6, %1; %5 = fused %4.
-    Needs: the final order.    Keeps: every bit.    Never: holds more memory at the peak.
+    Needs: the final order.    Keeps: every bit.    Never: holds more memory at the peak than there is room for.
     """
 
     mesh: tuple[MeshAxis, ...] = ()
@@ -38,10 +40,19 @@ class PrefetchFromHost(ChipPass):
         return replace(self, chip=chip, mesh=tuple(mesh))
 
     def __call__(self, graph: Graph) -> Graph:
-        graph = replace(graph, nodes=tuple(before_readers([self.map_regions(node) for node in graph.nodes])))
+        return self._region(graph, frozenset())
+
+    def _region(self, graph: Graph, carried: Collection[Value]) -> Graph:
+        """A region, of which `carried` is what it hands to the next trip."""
+        nodes = [node if not node.regions or node.op == "fused" else self._with_regions(node) for node in graph.nodes]
+        graph = replace(graph, nodes=tuple(nodes))
+        graph = replace(graph, nodes=tuple(before_readers(graph)))
         if not any(is_fetch(node) for node in graph.nodes):
             return graph
-        return replace(graph, nodes=tuple(_Link(graph, self.chip, self.mesh).started()))
+        return replace(graph, nodes=tuple(_Link(graph, self.chip, self.mesh, carried).started()))
+
+    def _with_regions(self, node: Node) -> Node:
+        return replace(node, regions=tuple(self._region(r, r.outputs if node.op == "loop" else ()) for r in node.regions))
 
 
 @dataclass(slots=True)
@@ -51,6 +62,7 @@ class _Link:
     graph: Graph
     chip: Chip
     mesh: Sequence[MeshAxis]
+    carried: Collection[Value]
     begins: list[float] = field(init=False)
     held: list[int] = field(init=False)
     most: int = field(init=False)
@@ -60,7 +72,8 @@ class _Link:
         taken = [0.0 if node.op in STARTS else seconds[node] for node in self.graph.nodes]
         self.begins = [0.0, *accumulate(taken)]
         self.held = held_bytes(self.graph.nodes, sizes_of(self.graph, self.chip))
-        self.most = max(self.held)
+        ahead = [node.result for node in self.graph.nodes if is_fetch(node) and node.result in self.carried]
+        self.most = max(self.held) + total_bytes(ahead)
 
     def started(self) -> Iterator[Node]:
         """The nodes, with a start and a wait in the place of every fetch."""

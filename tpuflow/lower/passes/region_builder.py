@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +16,7 @@ TILES_BYTES = 1024 * 1024  # the smallest on-chip memory, which must hold double
 
 def bytes_of(type: TensorType) -> int:
     """Size of an array in memory."""
-    return math.prod(type.shape) * type.dtype.bytes
+    return type.elems * type.dtype.bytes
 
 
 def fits_on_chip(types: Iterable[TensorType]) -> bool:

@@ -46,7 +46,7 @@ class Rematerialize(ChipPass):
 
     def __call__(self, graph: Graph) -> Graph:
         nodes = [self.map_regions(node) for node in graph.nodes]
-        live = _LiveValues(graph, nodes, self.chip, saves_memory=self.saves_memory)
+        live = _LiveValues.of(graph, nodes, self.chip, saves_memory=self.saves_memory)
         while live.sweep():
             pass
         return replace(graph, nodes=tuple(n for n in live.nodes if n.results or n.op != "fused"))
@@ -71,70 +71,113 @@ class _Plan:
     seconds: float
 
 
+@dataclass(slots=True)
 class _LiveValues:
-    """The nodes of a graph, with definitions, readers and lifetimes of their values."""
+    """The nodes of a graph, with definitions, readers and lifetimes of their values: kept up to date as nodes change, since a graph has
+    many thousands of them. `place`: node -> its position; `root`: a view -> the value that it is a view of, and `views` the reverse."""
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node], chip: Chip, *, saves_memory: bool) -> None:
-        self.graph, self.nodes, self.chip, self.saves_memory = graph, list(nodes), chip, saves_memory
-        self.outputs = set(graph.outputs)
+    graph: Graph
+    chip: Chip
+    saves_memory: bool
+    nodes: list[Node] = field(default_factory=list)
+    place: dict[Node, int] = field(default_factory=dict)
+    maker: dict[Value, Node] = field(default_factory=dict)
+    readers: dict[Value, list[Node]] = field(default_factory=dict)
+    root: dict[Value, Value] = field(default_factory=dict)
+    views: dict[Value, list[Value]] = field(default_factory=dict)
+    outputs: frozenset[Value] = frozenset()
+    kept: frozenset[Value] = frozenset()  # outputs, and what they are views of
+    peak: int = 0
+    is_over_limit: bool = False
 
-    def _index_graph(self) -> None:
-        """Index definitions, readers, views and last uses of all values."""
-        self.made_at: dict[Value, int] = {}
-        self.readers: dict[Value, list[int]] = {}
-        self.root: dict[Value, Value] = {}
-        self.last: dict[Value, int] = {}
-        for at, node in enumerate(self.nodes):
-            for value in dict.fromkeys(node.inputs):
-                self.readers.setdefault(value, []).append(at)
-                self.last[self.root.get(value, value)] = at
-            self.made_at.update(dict.fromkeys(node.results, at))
+    @classmethod
+    def of(cls, graph: Graph, nodes: Sequence[Node], chip: Chip, *, saves_memory: bool) -> _LiveValues:
+        """Index a graph's nodes."""
+        found = cls(graph, chip, saves_memory, outputs=frozenset(graph.outputs))
+        for node in nodes:
+            found._enter(node)
             if node.op in VIEWS:
-                self.root.update((r, self.root.get(v, v)) for v, r in zip(node.inputs, node.results, strict=True))
-        self.last.update((self.root.get(v, v), len(self.nodes)) for v in self.graph.outputs)
+                for value, view in zip(node.inputs, node.results, strict=True):
+                    found.root[view] = root = found.root.get(value, value)
+                    found.views.setdefault(root, []).append(view)
+        found.kept = frozenset(found.root.get(v, v) for v in graph.outputs)
+        found.reorder(nodes)
+        return found
+
+    def _enter(self, node: Node) -> None:
+        self.maker.update(dict.fromkeys(node.results, node))
+        for value in dict.fromkeys(node.inputs):
+            self.readers.setdefault(value, []).append(node)
+
+    def put(self, at: int, node: Node) -> None:
+        """Put a kernel in the place of another."""
+        old = self.nodes[at]
+        for value in old.results:
+            del self.maker[value]
+        for value in dict.fromkeys(old.inputs):
+            self.readers[value].remove(old)
+        self._enter(node)
+        self.nodes[at] = node
+        self.place[node] = self.place.pop(old)
+
+    def insert(self, at: int, node: Node) -> None:
+        """Put a new kernel before the one at a position."""
+        self._enter(node)
+        self.reorder([*self.nodes[:at], node, *self.nodes[at:]])
+
+    def reorder(self, nodes: Sequence[Node]) -> None:
+        """Take all nodes in another order."""
+        self.nodes = list(nodes)
+        self.place = {node: at for at, node in enumerate(nodes)}
+
+    def read_at(self, value: Value) -> list[int]:
+        """The positions of the nodes that read a value, in order."""
+        return sorted(self.place[node] for node in self.readers.get(value, ()))
 
     def _peak(self) -> tuple[int, int]:
         """Where most of HBM is held, and how much, inputs included; outputs of an input's type are taken to have that one's place."""
         given, host = {v.type for v in self.graph.inputs}, at_host(self.nodes)
         change = np.zeros(len(self.nodes) + 2, np.int64)
-        for value, at in self.made_at.items():
+        for value, node in self.maker.items():
             if value not in self.root and value not in host and not (value in self.outputs and value.type in given):
+                at = self.place[node]
                 change[at] += bytes_of(value.type)
-                change[self.last.get(value, at) + 1] -= bytes_of(value.type)
+                change[max(self.last_read(value), at) + 1] -= bytes_of(value.type)
         held = np.cumsum(change)
         return int(held.argmax()), int(held.max()) + sum(bytes_of(v.type) for v in self.graph.inputs if v not in host)
 
     def last_read(self, value: Value) -> int:
-        """The position of the last node that reads a value, directly or through views."""
-        return self.last.get(self.root.get(value, value), -1)
+        """The position of the last node that reads a value, directly or through views; that after the last node for outputs."""
+        root = self.root.get(value, value)
+        if root in self.kept:
+            return len(self.nodes)
+        return max((self.place[node] for v in (root, *self.views.get(root, ())) for node in self.readers.get(v, ())), default=-1)
 
     def sweep(self) -> bool:
         """Rematerialize the values that are live at the peak where that is profitable, largest first; whether anything changed."""
-        self._index_graph()
-        self.peak, self.peak_bytes = self._peak()
-        self.is_over_limit = self.saves_memory or self.peak_bytes > FILLED_SHARE * self.chip.available_hbm_bytes
-        live = [v for v in self.made_at if self.is_live_at_peak(v)]
+        self.peak, peak_bytes = self._peak()
+        self.is_over_limit = self.saves_memory or peak_bytes > FILLED_SHARE * self.chip.available_hbm_bytes
+        live = [v for node in self.nodes for v in node.results if self.is_live_at_peak(v)]
         changed = [self._rematerialize(v) for v in sorted(live, key=lambda v: -bytes_of(v.type))]
         return any(changed)
 
     def is_live_at_peak(self, value: Value) -> bool:
         """Whether a value is live at the peak for later readers only, none of which is a view."""
-        readers = self.readers.get(value, ())
-        if not self.made_at.get(value, self.peak) < self.peak < self.last_read(value) or self.peak in readers:
+        maker, readers = self.maker.get(value), self.readers.get(value, ())
+        if maker is None or not self.place[maker] < self.peak < self.last_read(value) or self.nodes[self.peak] in readers:
             return False
-        return not any(self.nodes[i].op in VIEWS for i in readers)
+        return not any(node.op in VIEWS for node in readers)
 
     def _rematerialize(self, value: Value) -> bool:
         if not self.is_live_at_peak(value) or (recomputation := _Recomputation.of(self, value)) is None:
             return False
-        late = [i for i in self.readers[value] if i > self.peak]
+        late = [i for i in self.read_at(value) if i > self.peak]
         plan = min(recomputation.plans(late), key=lambda p: p.seconds, default=None)
         if plan is None:
             return False
         peak = self.nodes[self.peak]
         recomputation.apply(plan)
-        self.peak = next(i for i, node in enumerate(self.nodes) if node is peak)
-        self._index_graph()
+        self.peak = self.place[peak]
         return True
 
     def order_with_earlier(self, at: int, before: Iterable[int]) -> list[int] | None:
@@ -166,7 +209,7 @@ class _Recomputation:
     @classmethod
     def of(cls, live: _LiveValues, value: Value) -> _Recomputation | None:
         """The recomputation of a value, if there is one without a product or a reduction."""
-        at = live.made_at[value]
+        at = live.place[live.maker[value]]
         node = live.nodes[at]
         if not is_kernel(node, Kind.MAP, Kind.REDUCE, Kind.DOT, Kind.ROWS) or value in live.outputs:
             return None
@@ -195,7 +238,7 @@ class _Recomputation:
         if not self.cone.leaves:
             return
         largest = max(self.leaves, key=lambda v: bytes_of(v.type))
-        for i in self.live.readers.get(largest, ()):
+        for i in self.live.read_at(largest):
             others = [j for j in late if j != i]
             able = i > self.live.peak and others and _iterates_over(nodes[i], self.value) and uses_elementwise(nodes[i], largest)
             if able and (i not in late or uses_elementwise(nodes[i], self.value)):
@@ -204,7 +247,7 @@ class _Recomputation:
     def _priced(self, makers: Sequence[int], others: Sequence[int]) -> Iterator[_Plan]:
         """The plan, if it lowers the peak, raises live memory nowhere else, and is worth its time."""
         freed = self._freed(min(others) if makers == [SEPARATE] else max(makers))
-        rid = not {*self.live.readers[self.value]} - {*makers, *others}
+        rid = not {*self.live.read_at(self.value)} - {*makers, *others}
         if freed <= 0 or (rid and not _keeps_kind(_without_result(self.live.nodes[self.at], self.value))):
             return
         if others and makers != [SEPARATE] and self.live.order_with_earlier(makers[0], others) is None:
@@ -228,22 +271,24 @@ class _Recomputation:
 
     def apply(self, plan: _Plan) -> None:
         """Apply a plan to the graph."""
-        nodes, alone = self.live.nodes, plan.makers == (SEPARATE,)
-        order = self.live.order_with_earlier(plan.makers[0], plan.others) if plan.others and not alone else None
-        nodes[self.at] = self._with_stored_leaves(nodes[self.at])
-        made = [self._separate_kernel()] if alone else [self._with_recomputation(nodes[i], stores=bool(plan.others)) for i in plan.makers]
+        live, alone = self.live, plan.makers == (SEPARATE,)
+        order = live.order_with_earlier(plan.makers[0], plan.others) if plan.others and not alone else None
+        live.put(self.at, self._with_stored_leaves(live.nodes[self.at]))
+        stores = bool(plan.others)
+        made = [self._separate_kernel()] if alone else [self._with_recomputation(live.nodes[i], stores=stores) for i in plan.makers]
         for i in plan.others:
-            nodes[i] = replace(nodes[i], inputs=tuple(made[0].results[-1] if v is self.value else v for v in nodes[i].inputs))
+            node = live.nodes[i]
+            live.put(i, replace(node, inputs=tuple(made[0].results[-1] if v is self.value else v for v in node.inputs)))
         if alone:
-            nodes.insert(min(plan.others), made[0])
+            live.insert(min(plan.others), made[0])
         else:
             for i, node in zip(plan.makers, made, strict=True):
-                nodes[i] = node
+                live.put(i, node)
         if order is not None:
-            self.live.nodes = [nodes[i] for i in order]
-        if not any(self.value in node.inputs for node in self.live.nodes):
-            at = next(i for i, node in enumerate(self.live.nodes) if self.value in node.results)
-            self.live.nodes[at] = _without_result(self.live.nodes[at], self.value)
+            live.reorder([live.nodes[i] for i in order])
+        if not live.readers[self.value]:
+            at = live.place[live.maker[self.value]]
+            live.put(at, _without_result(live.nodes[at], self.value))
 
     def _separate_kernel(self) -> Node:
         """A new kernel that only recomputes and stores the value."""

@@ -37,7 +37,8 @@ class Schedule(ChipPass):
         return replace(self, chip=chip, mesh=tuple(mesh))
 
     def __call__(self, graph: Graph) -> Graph:
-        nodes = before_readers([self.map_regions(node) for node in graph.nodes])
+        graph = replace(graph, nodes=tuple(map(self.map_regions, graph.nodes)))
+        nodes = before_readers(graph)
         graph = replace(graph, nodes=tuple(nodes))
         replaced = _replaced(graph)
         times = node_times(graph, self.chip, self.mesh) if any(node.op in STARTS for node in nodes) else None

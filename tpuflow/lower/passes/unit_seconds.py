@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 
 from tpuflow.chips import Chip
@@ -16,6 +17,7 @@ from tpuflow.lower.passes.region_builder import bytes_of
 from tpuflow.lower.tiling import MATRIX_EDGE, UNHIDDEN
 
 FILLED_SHARE = 0.95  # of the chip's HBM that a program may use: the rest is for fragmentation
+_elems = operator.attrgetter("elems")
 HELD_MOVES = 2.0  # price of a live byte at the memory peak, in HBM moves of a byte: offloading it would store it and load it again
 
 
@@ -48,7 +50,7 @@ def _cycles(node: Node, chip: Chip) -> float:
     passes = chip.special_passes if special else int(is_work(node))
     if not passes:
         return 0.0
-    largest = max((*node.inputs, *node.results), key=lambda v: v.type.elems)
+    largest = max([v.type for v in (*node.inputs, *node.results)], key=_elems)
     return passes * chip.vector_cycles(largest.shape, LANE_BYTES)
 
 

@@ -31,8 +31,8 @@ def _from_host(args: Args) -> None:
     dtype = numpy_type(args[4] & INT)
     if args[12] and (order := _order(args[12])) is not None and order != tuple(reversed(range(len(shape)))):
         raise Unimplemented(f"an array with its axes in the order {order} in the device's memory; they lie there row-major.")
-    device = OBJECTS[args[11]].device if args[11] else OBJECTS[args[10]]
-    args[14] = from_host(device, args[3], dtype, shape, strides)
+    memory = OBJECTS[args[11]] if args[11] else OBJECTS[args[10]].memory
+    args[14] = from_host(memory, args[3], dtype, shape, strides)
     args[13] = READY
 
 
@@ -73,7 +73,7 @@ def _delete(args: Args) -> None:
 def _copy(args: Args) -> None:
     collect()
     place = OBJECTS[args[3]]
-    args[4] = copy_to(args[2], place if isinstance(place, Device) else place.device)
+    args[4] = copy_to(args[2], place.memory if isinstance(place, Device) else place)
 
 
 @entry("Buffer_UnsafePointer", "Buffer_OpaqueDeviceMemoryDataPointer")

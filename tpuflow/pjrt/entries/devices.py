@@ -22,7 +22,7 @@ def _attributes(args: Args) -> None:
 @entry("Device_MemoryStats")
 def _statistics(args: Args) -> None:
     collect()
-    usage = OBJECTS[args[2]].usage
+    usage = OBJECTS[args[2]].memory.usage
     count = min(_STATISTICS, args[0] // 8)
     figures = [usage.in_use, usage.peak, 1, usage.allocations, 1, usage.largest, 1, usage.limit, 1]
     words(ctypes.addressof(args.contents), count)[3:count] = (figures + [0] * count)[: count - 3]

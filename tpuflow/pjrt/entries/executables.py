@@ -73,14 +73,14 @@ def _costs(args: Args) -> None:
 
 
 _MEMORY = ("generated_code", "argument", "output", "alias", "temp")
+_AT_HOST = tuple(f"host_{name}" for name in _MEMORY[1:])
 
 
 @entry("Executable_GetCompiledMemoryStats")
 def _memory(args: Args) -> None:
     found = _program(args[2]).memory
-    own = [getattr(found, f"{name}_size_in_bytes") for name in _MEMORY]
-    at_host = [0, 0, found.host_output_size_in_bytes, 0, found.host_temp_size_in_bytes]
-    figures = [*own, *at_host, found.peak_memory_in_bytes]
+    own, at_host = ([getattr(found, f"{name}_size_in_bytes") for name in names] for names in (_MEMORY, _AT_HOST))
+    figures = [*own, 0, *at_host, found.peak_memory_in_bytes]
     count = min(3 + len(figures), args[0] // 8)
     words(ctypes.addressof(args.contents), count)[3:count] = figures[: count - 3]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
-from flax import linen, nnx
+from flax import linen
 
 from tpuflow.errors import ConfigError
+from tpuflow.stages import nnx_objects
 from tpuflow.training.adapters.linen_modules import linen_model
 from tpuflow.training.adapters.model import AroundNorm, Model
-from tpuflow.training.adapters.nnx_modules import nnx_model
 from tpuflow.training.adapters.other_libraries import equinox_model, function_model, haiku_model, is_equinox, is_haiku
 from tpuflow.training.descriptions import describe_wrong_model, is_from_package
 
@@ -29,8 +30,8 @@ def get_model(model: Any, around_norm: AroundNorm | None = None, params: Any = N
         raise ConfigError(f"model: {EXPECTED}, got {describe_wrong_model(model)}.")
     if isinstance(model, linen.Module):
         return linen_model(model, around_norm)
-    if isinstance(model, nnx.Module):
-        return nnx_model(model, around_norm)
+    if nnx_objects.is_module(model):
+        return importlib.import_module("tpuflow.training.adapters.nnx_modules").nnx_model(model, around_norm)
     for is_theirs, made in ((is_haiku, haiku_model), (is_equinox, equinox_model)):
         if is_theirs(model):
             return made(model)
@@ -41,7 +42,7 @@ def get_model(model: Any, around_norm: AroundNorm | None = None, params: Any = N
 
 def is_model(value: Any) -> bool:
     """Whether a value is a model of a library or a `Model`; a plain function, which needs parameters to be one, is not."""
-    return isinstance(value, Model | linen.Module | nnx.Module) or is_haiku(value) or is_equinox(value)
+    return isinstance(value, Model | linen.Module) or nnx_objects.is_module(value) or is_haiku(value) or is_equinox(value)
 
 
 EXPECTED = (

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import flax.errors
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from tpuflow.errors import ConfigError
+from tpuflow.stages.nnx_objects import loaded_nnx
 
 MODE_ARGUMENTS = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
 DROPOUT = "dropout"
@@ -87,7 +87,8 @@ def initial_params(given: Any, shapes: Any) -> Any:
     """
     if isinstance(given, Mapping) and set(given) == {"params"} and not (isinstance(shapes, Mapping) and set(shapes) == {"params"}):
         given = given["params"]
-    if isinstance(given, nnx.State) != isinstance(shapes, nnx.State) and isinstance(shapes, nnx.State):
+    nnx = loaded_nnx()
+    if nnx is not None and isinstance(shapes, nnx.State) and not isinstance(given, nnx.State):
         given = nnx.State(given)
     found, wanted = dict(_paths(given)), dict(_paths(shapes))
     missing, extra = [p for p in wanted if p not in found], [p for p in found if p not in wanted]

@@ -23,7 +23,7 @@ from tpuflow.lower.graph.graph import Graph, Value
 from tpuflow.lower.importers.advice import advice, is_known
 from tpuflow.lower.importers.jaxpr.registry import COMPLEX, KEYED, PLANEWISE, RULES, STORED, STRUCTURAL, Rule
 from tpuflow.lower.importers.jaxpr.types import port_type, type_of, types_of
-from tpuflow.lower.operations.complex import Complex, ComplexType, Number, listed, plane_by_plane, planes
+from tpuflow.lower.operations.complex import Complex, ComplexType, Number, Type, listed, plane_by_plane, planes
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.host_calls import call_host
 from tpuflow.lower.operations.movement import token
@@ -117,8 +117,9 @@ def _constant(b: Builder, atom: Any, value: Any) -> Number:
 
 def _lower(b: Builder, equation: Equation, operands: list[Number]) -> tuple[Number, ...]:
     """Run the equation's rule and check its results against the types that JAX inferred."""
+    expected = types_of(equation.outvars)
     try:
-        results = _apply(b, equation, operands)
+        results = _apply(b, equation, operands, expected)
     except UnsupportedForm as error:
         raise UnsupportedPrimitiveError(f"{_location(b, equation)}: {_described(equation)}: {error}") from error
     except (UnsupportedPrimitiveError, UnsupportedDtypeError) as error:
@@ -129,7 +130,7 @@ def _lower(b: Builder, equation: Equation, operands: list[Number]) -> tuple[Numb
     except Exception as error:
         error.add_note(f"while lowering {_described(equation)} at {_location(b, equation)}")
         raise
-    expected, found = types_of(equation.outvars), [v.type for v in results]
+    found = [v.type for v in results]
     if found != expected:
         made = f"{listed(found)} instead of {listed(expected)}"
         raise GraphError(f"{_location(b, equation)}: the rule of {_described(equation)} made {made}")
@@ -141,14 +142,15 @@ def _location(b: Builder, equation: Equation) -> str:
     return compat.location_of(equation) or b.source or "unknown source line"
 
 
-def _apply(b: Builder, equation: Equation, operands: list[Number]) -> tuple[Number, ...]:
+def _apply(b: Builder, equation: Equation, operands: list[Number], wanted: list[Type]) -> tuple[Number, ...]:
+    """The results of an equation, of the `wanted` types, by what lowers it."""
     name = equation.primitive.name
     if (expand := EXPANSIONS.get(name)) is not None:
         with jax.disable_jit(False):  # loops stay loops
             expanded = expand(*(v.aval for v in equation.invars), **equation.params)
         return inline(b, expanded, operands)
     if (function := compat.host_function(equation)) is not None:
-        return call_host(b, function, _location(b, equation), operands, types_of(equation.outvars))
+        return call_host(b, function, _location(b, equation), operands, wanted)
     rule = RULES.get(name) or COMPLEX.get(name)
     if rule is None and not is_known(name) and (defined := compat.own_definition(equation)) is not None:
         return inline(b, defined, operands)
@@ -157,7 +159,6 @@ def _apply(b: Builder, equation: Equation, operands: list[Number]) -> tuple[Numb
             f"{_location(b, equation)}: no lowering rule for jaxpr primitive {_described(equation)}. {advice(name)}"
         )
     if name not in STRUCTURAL:
-        wanted = types_of(equation.outvars)
         types = [*(x.type for x in operands), *wanted]
         if any(isinstance(t, ComplexType) for t in types):
             return _apply_to_complex(b, rule, equation, operands)

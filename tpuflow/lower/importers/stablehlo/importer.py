@@ -10,9 +10,9 @@ from typing import Any
 from tpuflow.errors import ModuleError
 from tpuflow.isa.calls import Call
 from tpuflow.isa.collectives import MeshAxis
+from tpuflow.jaxprs.partitioner import MEMORY_KIND
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph, TensorType
-from tpuflow.lower.importers.host_arguments import warn_of_host_arguments
 from tpuflow.lower.importers.stablehlo import rules
 from tpuflow.lower.importers.stablehlo.compat import read_module
 from tpuflow.lower.importers.stablehlo.constants import clone_captured_constants
@@ -20,6 +20,7 @@ from tpuflow.lower.importers.stablehlo.module import Function, Module, TokenType
 from tpuflow.lower.importers.stablehlo.patterns import recognise
 from tpuflow.lower.importers.stablehlo.walk import RULES, Context, Region
 from tpuflow.lower.operations.complex import Complex, ComplexType, from_port, to_port
+from tpuflow.lower.operations.memories import HOST_KINDS
 from tpuflow.lower.shards import UNCUT, Cuts
 
 __all__ = ["RULES", "Imported", "lower_stablehlo", "rules"]
@@ -34,7 +35,8 @@ class Imported:
     them, in its order; complex_outputs: of each result, whether it is the two planes of a complex one; token_outputs: whether it is a
     token, an array of nothing here. mesh, cuts: of a partitioned module the axes of its mesh that have several chips, and into what pieces
     its arguments and results are cut; stacked_outputs: of each result, whether it is the devices' own ones, along an axis before
-    its own. Names are the graph's (`graph.input_names`, `graph.output_names`).
+    its own. host_inputs, host_outputs: whether it is in the host's memory before, and after the program (`mhlo.memory_kind`). Names are the
+    graph's (`graph.input_names`, `graph.output_names`).
     """
 
     graph: Graph
@@ -48,6 +50,8 @@ class Imported:
     mesh: tuple[MeshAxis, ...] = ()
     cuts: Cuts = UNCUT
     stacked_outputs: tuple[bool, ...] = ()
+    host_inputs: tuple[bool, ...] = ()
+    host_outputs: tuple[bool, ...] = ()
 
 
 def lower_stablehlo(
@@ -92,7 +96,6 @@ def lower_stablehlo(
     outputs = [to_port(b, x) if isinstance(x, Complex) else x for x in results]
     for number, value in enumerate(v for _, values in b.calls for v in values):
         b.outfeed(number, value)
-    warn_of_host_arguments(name or read.name, (a.get("mhlo.memory_kind", "") for a in main.argument_attributes))
     return Imported(
         graph=b.finish(outputs, given),
         calls=tuple(call for call, _ in b.calls),
@@ -102,6 +105,8 @@ def lower_stablehlo(
         output_types=output_types,
         complex_outputs=tuple(isinstance(x, Complex) for x in results),
         token_outputs=tuple(isinstance(t, TokenType) for t in main.output_types),
+        host_inputs=tuple(a.get(MEMORY_KIND) in HOST_KINDS for a in main.argument_attributes),
+        host_outputs=tuple(a.get(MEMORY_KIND) in HOST_KINDS for a in main.result_attributes),
     )
 
 

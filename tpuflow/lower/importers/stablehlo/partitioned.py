@@ -17,6 +17,7 @@ from tpuflow.lower.graph.graph import Graph, TensorType, Value
 from tpuflow.lower.importers.stablehlo.importer import Imported, lower_stablehlo, read_stablehlo
 from tpuflow.lower.importers.stablehlo.module import Block, Module
 from tpuflow.lower.operations.collectives import NamedCut, Names
+from tpuflow.lower.operations.memories import HOST_KINDS
 from tpuflow.lower.reassociate_all_reduces import reassociate_all_reduces
 from tpuflow.lower.shards import WHOLE, Cuts
 
@@ -50,6 +51,8 @@ def lower_partitioned(
             _of_ports(graph.outputs, found.outputs, found.stacked_outputs, parts),
         ),
         stacked_outputs=tuple(map(bool, found.stacked_outputs)),
+        host_inputs=tuple(kind in HOST_KINDS for kind in found.input_memories),
+        host_outputs=tuple(kind in HOST_KINDS for kind in found.output_memories),
     )
 
 

@@ -1,0 +1,44 @@
+"""The mixture of experts of bench/transformers.py: with place for all tokens it is Mixtral's own, and with less it drops the last ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bench.transformers import PUBLISHED, DroppingExperts, MeshConfig
+from models import mixtral
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+X = jax.random.normal(jax.random.key(0), (2, 12, 16))
+
+
+def _both(capacity_factor: float) -> tuple[Any, Any]:
+    config = MeshConfig(**SIZES, experts=4, capacity_factor=capacity_factor)
+    module = DroppingExperts(config)
+    variables = module.init(jax.random.key(1), X)
+    exact = mixtral.Experts(mixtral.Config(**SIZES, num_local_experts=4, num_key_value_heads=2))
+    params = {name: {"kernel": value} if name != "gate" else value for name, value in variables["params"].items()}
+    return module.apply(variables, X), exact.apply({"params": params}, X)[0]
+
+
+def test_with_place_for_all_it_is_the_exact_mixture() -> None:
+    dropping, exact = _both(4.0)
+    np.testing.assert_allclose(dropping, exact, rtol=2e-5, atol=1e-7)
+
+
+def test_the_last_tokens_of_a_sequence_are_dropped() -> None:
+    dropping, exact = _both(0.5)
+    same = jnp.isclose(dropping, exact, rtol=1e-4, atol=1e-7).all(-1)
+    assert same[:, 0].all() and not same[:, -1].any() and 0 < same.sum() < same.size
+
+
+@pytest.mark.parametrize(("row_id", "billions"), [("M399", 7.24), ("M401", 46.7)])
+def test_the_published_rows_are_of_models_of_their_sizes(row_id: str, billions: float) -> None:
+    """Mistral 7B and Mixtral 8x7B."""
+    config = PUBLISHED[row_id].step()
+    shapes = jax.eval_shape(config.model.init, jax.random.key(0), jax.ShapeDtypeStruct((PUBLISHED[row_id].chips, 8), jnp.int32))
+    assert round(sum(x.size for x in jax.tree.leaves(shapes["params"])) / 1e9, 2) == billions
