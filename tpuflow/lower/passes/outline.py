@@ -12,7 +12,16 @@ from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.passes.grouping import STRETCHED, Group, Grouping
 from tpuflow.lower.passes.ordering import in_order
-from tpuflow.lower.passes.unit_seconds import move_seconds, product_seconds, start_seconds, times_read, total_bytes, work_seconds
+from tpuflow.lower.passes.unit_seconds import (
+    move_seconds,
+    product_seconds,
+    start_seconds,
+    step_bytes,
+    times_read,
+    total_bytes,
+    work_seconds,
+)
+from tpuflow.lower.tiling import SHORTEST_SIDES, SLOTS
 
 _DATA_MOVEMENT = frozenset(("convert", "broadcast", "window", "reshape", "full", "iota", "bitcast"))
 
@@ -166,13 +175,25 @@ class Outline:
         return node.op in STRETCHED or self.grouping.group_of[node].kind is None
 
     def _converts_on_read(self, convert: Node) -> bool:
-        """Whether a reader should convert for itself: the operand is narrower, or it is stored anyway and a narrow copy would not pay."""
+        """Whether a reader should convert for itself: the operand is narrower, or it is stored anyway and a narrow copy would not pay; and
+        what a step of a product reads has room on the chip in both types.
+        """
         operand = convert.inputs[0]
         if self.grouping.source(operand) is not operand:
+            return False
+        products = [n for n in self.users[convert.result] if n.op in PRODUCTS]
+        if any(self._crowds(n, convert) for n in products):
             return False
         made_in = self.grouping.group(operand)
         stored = made_in is None or made_in.kind is None or operand in self.stored
         return operand.dtype.bytes < convert.result.dtype.bytes or (stored and not self._is_worth_storing(convert))
+
+    def _crowds(self, product: Node, convert: Node) -> bool:
+        """Whether an operand, converted in a product's kernel, leaves no room there for the shortest tile of the other that is tried."""
+        value, side = convert.result, SHORTEST_SIDES * self.chip.matrix_columns
+        tiles = [step_bytes(product, value, self.chip, v.dtype.bytes) for v in (convert.inputs[0], value)]
+        tiles += [step_bytes(product, v, self.chip, v.dtype.bytes, side) for v in product.inputs if v is not value]
+        return SLOTS * sum(tiles) > self.chip.vmem_bytes
 
     def _is_worth_storing(self, convert: Node) -> bool:
         """Whether a narrower copy of a stored operand saves products, which read it once per tile, more time than it costs."""

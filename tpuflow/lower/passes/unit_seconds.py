@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from tpuflow.chips import Chip
 from tpuflow.chips.chip import LANE_BYTES
 from tpuflow.isa.elementwise import OPERATIONS
-from tpuflow.lower.graph.blocking import ceil_div
+from tpuflow.lower.graph.blocking import ceil_div, depth_block
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE
 from tpuflow.lower.graph.products import contraction_of, sizes_of
@@ -84,3 +84,20 @@ def times_read(product: Node, operand: Value, side: int = MATRIX_EDGE) -> int:
     whole, sizes = contraction_of(product), sizes_of(product)
     others = [labels for labels, value in zip((whole.columns, whole.rows), product.inputs, strict=True) if value is operand]
     return sum(ceil_div(math.prod(sizes[x] for x in labels), side) for labels in others)
+
+
+def step_bytes(product: Node, operand: Value, chip: Chip, element_bytes: int, side: int = 1) -> int:
+    """On-chip bytes of what a step of a product reads of an operand: a block of the contraction, and `side` elements along its other axes;
+    where windows slide, all that they cover.
+    """
+    whole, sizes = contraction_of(product), sizes_of(product)
+    is_lhs = operand is product.inputs[0]
+    length = depth_block(whole, sizes)
+    for label in reversed(whole.lhs if is_lhs else whole.rhs):
+        if label not in length:
+            length[label] = min(sizes[label], side)
+            side = max(side // length[label], 1)
+    shape = [length[x] for x in (whole.lhs if is_lhs else whole.rhs)]
+    for outer, sliding in whole.outer.items() if is_lhs else ():
+        shape[sliding.axis] = sliding.reach(length[outer], length.get(sliding.label, 1))
+    return chip.tile_bytes(tuple(shape), element_bytes)
