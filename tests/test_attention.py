@@ -22,6 +22,7 @@ from tpuflow.chips import Chip, get_chip
 from tpuflow.compiler import PIPELINE, compile_graph
 from tpuflow.device.runtime import Executable
 from tpuflow.device.timing.program import time_program
+from tpuflow.errors import OutOfMemoryError
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Program
 from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
@@ -193,6 +194,13 @@ def test_a_program_that_does_not_fit_recomputes_its_weights_instead_of_storing_t
     assert f"needs {roomy.hbm_bytes:,} bytes of HBM, {roomy.hbm_bytes - 1:,} are there: again" in capfd.readouterr().err
     assert tight.hbm_bytes < roomy.hbm_bytes / 4
     assert time_program(roomy).device_picoseconds < time_program(tight).device_picoseconds < 1.2 * time_program(roomy).device_picoseconds
+
+
+def test_a_program_whose_arguments_alone_do_not_fit_is_compiled_once(capfd, monkeypatch) -> None:
+    monkeypatch.setenv("TPUFLOW_DEBUG", "1")
+    with pytest.raises(OutOfMemoryError):
+        golden_attention.program(2048, replace(get_chip("tpu-v3"), hbm_bytes=2**20), PIPELINE)
+    assert "again" not in capfd.readouterr().err
 
 
 def test_a_program_that_does_not_fit_has_the_same_bits() -> None:

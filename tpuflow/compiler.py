@@ -53,6 +53,7 @@ from tpuflow.lower.passes.simplify import Simplify
 from tpuflow.lower.passes.split_collectives import SplitCollectives
 from tpuflow.lower.passes.store_less import StoreLess
 from tpuflow.lower.passes.sum_in_product import SumInProduct
+from tpuflow.lower.passes.unit_seconds import total_bytes
 from tpuflow.lower.residency import keep_on_chip
 from tpuflow.lower.shards import WHOLE, Cuts, cut_ports, on_chips
 from tpuflow.lower.stage_log import StageLog, Watch, is_shown
@@ -264,10 +265,16 @@ def _compile_graph(
     try:
         return _compile_by(steps, graph, row, interface, log)
     except OutOfMemoryError as refused:
-        if refused.needed_bytes is None or saving == steps:
+        if refused.needed_bytes is None or saving == steps or _argument_bytes(graph, interface) > row.available_hbm_bytes:
             raise
         log.note(f"needs {refused.needed_bytes:,} bytes of HBM, {row.available_hbm_bytes:,} are there: again, by passes that save memory")
     return _compile_by(saving, graph, row, interface, log)
+
+
+def _argument_bytes(graph: Graph, interface: Interface) -> int:
+    """The HBM that inputs take, whatever becomes of them."""
+    at_host = set(itertools.compress(graph.inputs, interface.host_inputs))
+    return total_bytes(v for v in graph.inputs if v not in at_host)
 
 
 def _compile_by(steps: Sequence[Pass], graph: Graph, row: Chip, interface: Interface, log: StageLog) -> Program:

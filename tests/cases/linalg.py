@@ -82,7 +82,7 @@ _FACTORS = [
     _case("svd", _from_singular_vectors, Arg((7, 5))),
     _case("svd-wide", _from_singular_vectors, Arg((2, 3, 6))),
     _case("svd-values", lambda a: jnp.linalg.svd(a, compute_uv=False), Arg((5, 5)), grad=True),
-    _case("norms", lambda a: (jnp.linalg.norm(a, "nuc"), jnp.linalg.cond(a)), Arg((5, 4))),
+    _case("norms", lambda a: (jnp.linalg.norm(a, 2), jnp.linalg.norm(a, "nuc"), jnp.linalg.cond(a)), Arg((5, 4))),
     _case("pinv", jnp.linalg.pinv, Arg((6, 4))),
     _case("matrix-functions", lambda a: (scipy_linalg.expm(a / 8), scipy_linalg.polar(a)[1]), _definite(4, 4)),
 ]  # fmt: skip
