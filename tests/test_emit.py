@@ -6,13 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.emit_cases import CASES, DOTS, GENERIC, MAPS, REDUCES, SMALL, Case, assemble, fuse, kernels_of, t
 from tpuflow.chips import get_chip
-from tpuflow.compiler import compile_function
 from tpuflow.device.runtime import Executable
 from tpuflow.dtypes import BF16, F16, F32, PRED, S32, DType
 from tpuflow.errors import CompileError, OutOfMemoryError
@@ -336,7 +334,7 @@ def test_more_scalars_than_the_registers_hold_at_once_are_loaded_as_they_are_nee
 
 
 def _least_vmem(fits: Callable[[int], object]) -> int:
-    """The fewest bytes of VMEM, in whole alignments, with which something compiles that does with 1 MiB."""
+    """The fewest bytes of VMEM, in whole alignments, with which something is emitted that is with 1 MiB."""
     low, high = 0, 2**20 // 128
     while high - low > 1:
         middle = (low + high) // 2
@@ -348,19 +346,26 @@ def _least_vmem(fits: Callable[[int], object]) -> int:
     return 128 * high
 
 
-@pytest.mark.slow
 def test_where_nothing_else_fits_what_is_computed_for_the_matrix_unit_has_one_slot():
     """As a convolution's gradient whose block of the contraction, with its halo, takes nearly all of the chip."""
-    x, y = np.random.default_rng(0).standard_normal((2, 48, 700)).astype(np.float32)
 
-    def program(vmem_bytes: int):
-        chip = replace(get_chip("generic"), name="cramped", vmem_bytes=vmem_bytes)
-        return compile_function(lambda a, b: (a * 2).astype(jnp.bfloat16) @ b.astype(jnp.bfloat16).T, (x, y), chip=chip)
+    def build(b: Builder, x: Value, y: Value) -> Value:
+        return b.dot(b.convert(x, BF16), b.convert(y, BF16), (1,), (1,))
 
-    roomy, cramped = program(2**20), program(_least_vmem(program))
-    many = [k for k in cramped.kernels() if math.prod(g.size for g in k.grid) > 1]
-    slots = [tile.slots for k in many for i in k.body if isinstance(i, MatmulAccumulate) for tile in (i.a, i.b)]
-    assert 1 in slots, "else it would have two"
-    for engine in ("reference", "fast"):
-        one, other = (Executable(p, engine=engine, fidelity="bitexact").launch([x, y])[0][0] for p in (roomy, cramped))
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    case = Case("converted", fuse("dot", build), (t(F32, 20, 700), t(F32, 20, 700)))
+
+    def program(vmem_bytes: int) -> Program:
+        return assemble(case.graph(), replace(GENERIC, name="cramped", vmem_bytes=vmem_bytes))
+
+    least = _least_vmem(program)
+    roomy, more, cramped = program(2**20), program(2 * least), program(least)
+
+    def slots(program: Program) -> set[int]:
+        return {tile.slots for k in program.kernels() for i in k.body if isinstance(i, MatmulAccumulate) for tile in (i.a, i.b)}
+
+    assert 1 not in slots(more) and 1 in slots(cramped)
+    arrays = case.arrays()
+    expected, *others = (run(p, arrays)[0].tobytes() for p in (roomy, more, cramped))
+    assert others == [expected] * 2
+    (fast,) = Executable(cramped, engine="fast", fidelity="bitexact").launch(arrays)[0]
+    assert np.asarray(fast).tobytes() == expected
