@@ -288,7 +288,7 @@ def _sliced(i: Slice) -> None:
             raise Refusal(f"axis {x} of a is {axes_text((axis,))}; expected one that is not cut into tiles, of at least {reach} elements")
 
 
-@instr(0x1B, "slice", "slices", rules=(lies_in(dst="vmem", a="vmem"), same_dtype("dst", "a"), _sliced))
+@instr(0x1F, "slice", "slices", rules=(lies_in(dst="vmem", a="vmem"), same_dtype("dst", "a"), _sliced))
 class Slice(_Compute):
     """dst[i] = a[starts + strides * i], along every axis. So a tile that is loaded once serves overlapping windows: neighbouring tiles of
     `a` overlap by what its windows reach beyond `dst`'s (a halo).
