@@ -19,12 +19,14 @@ from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.dma import Load, Signal, Store, Wait
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Kernel, Program
+from tpuflow.isa.vector import Slice
 from tpuflow.lower.emit import emit_copy, emit_node, overwritable
 from tpuflow.lower.graph.blocking import even_blocks, fill_product
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.tiling import Space
+from tpuflow.lower.graph.view import ViewAxis
 from tpuflow.lower.tiling import core_blocks, fill_tile, share_tile
 
 # Rounding once per operation in the element type against NumPy's own order of sums: a few units in the last place of the largest term.
@@ -110,6 +112,28 @@ def test_scalars_run_on_the_scalar_queue_alone():
         for kernel in kernels_of(next(c for c in MAPS if c.name == name)):
             assert {i.queue for i in kernel.instructions} == {"scalar"}
             assert not kernel.semaphores
+
+
+def _windows_of_three(b: Builder, x: Value) -> Value:
+    """The greatest of each three neighbours of every second row of x [61, 128], all three of each column."""
+    shape = (30, 128)
+    views = [(ViewAxis(61, 128, 0, origin, 2), ViewAxis(128, 1, 1)) for origin in range(3)]
+    one, two, three = (b.emit("window", [x], {"view": v, "fill": 0.0}, [t(F32, *shape)]).result for v in views)
+    return b.max(b.max(one, two), three)
+
+
+@pytest.mark.parametrize("clock_hz", [1e12, 1e6], ids=["fast vector unit", "slow vector unit"])
+def test_windows_that_overlap_are_slices_of_one_load_where_that_takes_less_time(clock_hz: float):
+    case = Case("three", fuse("map", _windows_of_three), (t(F32, 61, 128),))
+    chip = replace(SMALL, clock_hz=clock_hz)
+    (kernel,) = kernels_of(case, chip)
+    counts = [sum(isinstance(i, of) for i in kernel.instructions) for of in (Load, Slice)]
+    assert counts == ([1, 3] if clock_hz == 1e12 else [3, 0])
+    assert math.prod(g.size for g in kernel.grid) > 1, "tiles overlap"
+    arrays = case.arrays()
+    for engine in ("reference", "fast"):
+        (found,) = Executable(assemble(case.graph(), chip), engine=engine, fidelity="bitexact").launch(arrays)[0]
+        assert np.asarray(found).tobytes() == interpret(case.graph(), *arrays)[0].tobytes()
 
 
 @pytest.mark.parametrize(("start_up", "slots"), [(0.2e-6, 2), (1e-6, 3), (5e-6, 4)])

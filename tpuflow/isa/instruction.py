@@ -25,6 +25,7 @@ TRAITS = {
     "fills": "each element written depends on its position alone",
     "repeats": "what is written are elements of one tile, some of them several times",
     "permutes": "what is written is one tile with its axes in another order",
+    "slices": "what is written are elements of one tile at even distances along its axes",
     "accumulates": "one tile is read and written: a value made of the other tiles is combined with it, in any order of trips",
     "scans": "one tile is read and written: it carries a value from element to element, in order",
     "sorts": "rows of several tiles are reordered together",

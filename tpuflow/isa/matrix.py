@@ -159,6 +159,11 @@ class MatmulAccumulate(Instruction):
         """The product's labels: a is lhs, b is rhs."""
         return Contraction(self.a_axes, self.b_axes, self.acc_axes, self.pairs, self.bounds)
 
+    @property
+    def halos(self) -> dict[int, Halo]:
+        """The halo of every axis of `a` that slides."""
+        return self.contraction.halos(self.a.axes, self.b.axes, self.acc.axes)
+
     def k_tiles(self, a: Any, b: Any, a_axes: Sequence[int], b_axes: Sequence[int]) -> Iterator[tuple[Any, Any]]:
         """The operands of each K-tile in turn; a, b: arrays whose axes have the labels `a_axes`, `b_axes`."""
         if not self.block:

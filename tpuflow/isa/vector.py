@@ -14,9 +14,10 @@ from tpuflow.chips.chip import Chip
 from tpuflow.dtypes import PRED
 from tpuflow.isa import instruction as field
 from tpuflow.isa.arithmetic import Arithmetic
+from tpuflow.isa.contraction import Halo, SlidingAxis
 from tpuflow.isa.cost import Cost, ShapeOf
 from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY, codes
-from tpuflow.isa.instruction import Instruction, Tile, instr
+from tpuflow.isa.instruction import Instruction, Tile, TileAxis, instr
 from tpuflow.isa.refusal import Refusal
 from tpuflow.isa.rules import (
     NUMBER,
@@ -268,6 +269,62 @@ class Transpose(_Compute):
     def meaning(self, ar: Arithmetic, trip: Trip, a: Any) -> Any:
         """The permuted tile."""
         return ar.transpose(a, self.permutation)
+
+
+@rule(
+    "`starts` and `strides` have a number for every axis, strides at least 1; an axis with start 0 and stride 1 is as in `dst`, or, as all "
+    "others, whole in every tile of `a` and long enough for what is taken of it"
+)
+def _sliced(i: Slice) -> None:
+    rank = len(i.dst.axes)
+    if not len(i.a.axes) == len(i.starts) == len(i.strides) == rank or 0 in i.strides:
+        raise Refusal(
+            f"starts are {i.starts} and strides {i.strides} of a with rank {len(i.a.axes)}; expected {rank} of each, as many as dst has "
+            f"axes, and strides of at least 1"
+        )
+    for x in i.sliced:
+        axis, reach = i.a.axes[x], i.starts[x] + (i.dst.axes[x].size - 1) * i.strides[x] + 1
+        if axis.grid >= 0 or axis.size < reach:
+            raise Refusal(f"axis {x} of a is {axes_text((axis,))}; expected one that is not cut into tiles, of at least {reach} elements")
+
+
+@instr(0x1F, "slice", "slices", rules=(lies_in(dst="vmem", a="vmem"), same_dtype("dst", "a"), _sliced))
+class Slice(_Compute):
+    """dst[i] = a[starts + strides * i], along every axis. So a tile that is loaded once serves overlapping windows: neighbouring tiles of
+    `a` overlap by what its windows reach beyond `dst`'s (a halo).
+    """
+
+    dst: Tile = field.dst()
+    a: Tile = field.src()
+    starts: tuple[int, ...] = field.axes_field()
+    strides: tuple[int, ...] = field.axes_field()
+
+    @property
+    def sliced(self) -> tuple[int, ...]:
+        """The axes of which not all is taken."""
+        every = zip(self.a.axes, self.dst.axes, self.starts, self.strides, strict=True)
+        return tuple(x for x, (axis, taken, start, stride) in enumerate(every) if (axis, start, stride) != (taken, 0, 1))
+
+    @property
+    def halos(self) -> dict[int, Halo]:
+        """The halo of every sliced axis: which elements of `a` all slices of this kind address together."""
+        found = {}
+        for x in self.sliced:
+            outer, stride = self.dst.axes[x], self.strides[x]
+            found[x] = Halo(SlidingAxis(x, 0, stride, 1), outer, TileAxis(self.a.axes[x].size - (outer.size - 1) * stride))
+        return found
+
+    def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
+        """What is taken, once through the vector lanes, unless it is whole rows of lanes and sublanes, which readers address."""
+        if all(x < len(self.dst.axes) - 2 for x in self.sliced):
+            return _ADDRESSED
+        shape = shape_of(self.dst)
+        return Cost(cycles=chip.vector_cycles(shape, self.dst.dtype.bytes), element_ops=math.prod(shape))
+
+    def meaning(self, ar: Arithmetic, trip: Trip, a: Any) -> Any:
+        """The elements taken."""
+        every = zip(self.starts, self.strides, trip.shape, strict=True)
+        return a[tuple(slice(start, start + (n - 1) * stride + 1, stride) for start, stride, n in every)]
 
 
 @rule("`axes` are ascending axes of `a`, in whose place `acc` has axes of size 1; `block` is at least 1")

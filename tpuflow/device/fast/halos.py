@@ -1,7 +1,7 @@
-"""Halo tiles lifted: which tiles hold the overlapping pieces of one axis that a convolution addresses by two labels.
+"""Halo tiles lifted: which tiles hold the overlapping pieces of one axis that a convolution addresses by two labels, or windows by slices.
 
 Over the lifted grid such a tile is the one stretch of positions that all its trips reach, not a stack of overlapping pieces. That is
-right where nothing but the loads, elementwise work and the product itself touches the tile, all in the body.
+right where nothing but the loads, elementwise work and the products or slices themselves touch the tile, all in the body.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from tpuflow.isa.contraction import Halo
 from tpuflow.isa.instruction import Instruction, Tile
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Kernel
+from tpuflow.isa.vector import Slice
 
 Halos = Mapping[Tile, Mapping[int, Halo]]
 """The halos of every halo tile, by axis."""
 
 
 def halos_of(kernel: Kernel) -> Halos | None:
-    """The halos of a kernel; None if some halo tile is not only loaded, worked on by elements and multiplied."""
-    found: dict[Tile, Mapping[int, Halo]] = {}
-    for i in kernel.body:
-        if isinstance(i, MatmulAccumulate) and i.pairs:
-            found[i.a] = _made(i)
+    """The halos of a kernel; None if some halo tile is not only loaded, worked on by elements, and multiplied or sliced."""
+    found: dict[Tile, Mapping[int, Halo]] = {i.a: i.halos for i in kernel.body if isinstance(i, MatmulAccumulate | Slice) and i.halos}
     if not found:
         return found
     made = {t: i for i in kernel.body for t in i.writes()}
@@ -41,10 +39,6 @@ def halos_of(kernel: Kernel) -> Halos | None:
     return None if touched or not all(_keeps(i, found) for i in kernel.body) else found
 
 
-def _made(i: MatmulAccumulate) -> dict[int, Halo]:
-    return i.contraction.halos(i.a.axes, i.b.axes, i.acc.axes)
-
-
 def _keeps(i: Instruction, found: Halos) -> bool:
     """Whether an instruction treats halo tiles so that the pieces stay pieces of one stretch."""
     touched = [t for t in (*i.reads(), *i.writes()) if t in found]
@@ -52,7 +46,9 @@ def _keeps(i: Instruction, found: Halos) -> bool:
         return True
     halos = found[touched[0]]
     if isinstance(i, MatmulAccumulate):
-        return i.b not in found and i.acc not in found and found[i.a] == _made(i)
+        return i.b not in found and i.acc not in found and found[i.a] == i.halos
+    if isinstance(i, Slice):
+        return i.dst not in found and found[i.a] == i.halos
     if isinstance(i, dma.Load):
         return all(halo.fits(i.window.axes[n]) for n, halo in halos.items())
     every: tuple[Any, ...] = (*i.reads(), *i.writes())

@@ -68,6 +68,15 @@ def _transpose(t: Lifting, i: vector.Transpose, trips: Trips, state: State) -> N
     state.tiles[i.dst] = Virtual(t.ar.transpose(a.array, tuple(range(n)) + tuple(n + p for p in i.permutation)), a.batch)
 
 
+def _slice(t: Lifting, i: vector.Slice, trips: Trips, state: State) -> None:
+    """A slice of each piece is one of the stretch that they make up (`halos_of`)."""
+    a = t.read(i.a, state)
+    starts, strides = ((0,) * len(a.batch) + i.starts, (1,) * len(a.batch) + i.strides)
+    taken = a.array.shape[: len(a.batch)] + trips.shape(i.dst.axes)
+    stops = [start + (n - 1) * stride + 1 for start, n, stride in zip(starts, taken, strides, strict=True)]
+    state.tiles[i.dst] = Virtual(lax.slice(a.array, starts, stops, strides), a.batch)
+
+
 def _local_axes(t: Lifting, tile: Tile, axes: tuple[int, ...]) -> None:
     """Refuse to lift if one of the tile's `axes` is blocked by a lifted grid axis: the instruction needs it whole in every tile."""
     _whole_axes(t, [tile.axes[x] for x in axes])
@@ -366,6 +375,7 @@ HANDLERS: Mapping[type[Instruction], Callable[..., None]] = {
     vector.Iota: _filled,
     vector.Broadcast: _broadcast,
     vector.Transpose: _transpose,
+    vector.Slice: _slice,
     vector.ReduceInto: _reduce_into,
     vector.Cumulative: _cumulative,
     vector.Sort: _sort,

@@ -75,6 +75,12 @@ class KernelBuilder:
         if index is None:
             self.emit(Load(window))
 
+    def load_halo(self, nest: Nest, window: Window, windows: Iterable[Window], axes: Sequence[Axis]) -> None:
+        """Record the load of a halo tile, for what each of `windows`, with the given merged axes, reads of it."""
+        for one in windows:
+            self._access(self.reads, nest, one, axes, None)
+        self.emit(Load(window))
+
     def store(self, nest: Nest, window: Window, axes: Sequence[Axis], index: int | None = None) -> None:
         """Store a tile, as `load` loads one."""
         self._access(self.writes, nest, window, axes, index)

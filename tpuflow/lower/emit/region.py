@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from tpuflow.dtypes import DType
 from tpuflow.errors import GraphError
@@ -17,6 +17,7 @@ from tpuflow.isa.elementwise import BINARY, UNARY
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.nest import Axis, Labels, Merged, Nest, Unit, walk, window, zero_fill
+from tpuflow.lower.emit.overlapping import Overlapping, overlapping
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.graph.view import View, runs
@@ -128,6 +129,13 @@ def _runs(view: View, shape: Sequence[int], labels: Labels) -> list[Labels]:
     return [(*(labels[a] for a in run), None) for run in runs(view, shape)]
 
 
+def _overlap(one: Node, other: Node) -> bool:
+    """Whether two views of one value differ in their origins alone, so that what they read may overlap."""
+    if one.inputs != other.inputs or one.result.type != other.result.type or repr(one.attrs["fill"]) != repr(other.attrs["fill"]):
+        return False
+    return [replace(v, origin=0) for v in one.attrs["view"]] == [replace(v, origin=0) for v in other.attrs["view"]]
+
+
 Roots = tuple[tuple[Value, ...], Labels]
 
 
@@ -158,7 +166,10 @@ class Level:
 
 @dataclass(slots=True)
 class LevelEmitter:
-    """Emits the values of one level into a kernel; `tiles` holds what exists so far (templates put in accumulators)."""
+    """Emits the values of one level into a kernel; `tiles` holds what exists so far (templates put in accumulators).
+
+    `halos`: by view, the halo tile that it is taken from, if it overlaps with others. `wanted`: the values that are being emitted.
+    """
 
     kernel: KernelBuilder
     region: Region
@@ -167,6 +178,8 @@ class LevelEmitter:
     level: Level
     tiles: dict[Value, Tile]
     loaded: dict[tuple[object, ...], Tile]
+    halos: dict[tuple[object, ...], tuple[Overlapping | None, Tile]] = field(default_factory=dict)
+    wanted: set[Value] = field(default_factory=set)
 
     @property
     def axes(self) -> tuple[TileAxis, ...]:
@@ -179,7 +192,7 @@ class LevelEmitter:
 
     def emit(self, roots: Sequence[Value]) -> tuple[Tile, ...]:
         """Emit all that `roots` need; their tiles."""
-        want = self.region.needed(roots)
+        self.wanted = want = self.region.needed(roots)
         for node in self.region.nodes:
             if node.op in UNTILED or want.isdisjoint(node.results) or node.result in self.tiles:
                 continue
@@ -244,18 +257,42 @@ class LevelEmitter:
 
     def _load_window(self, node: Node) -> Tile:
         """Load an input through a view, then broadcast it to the level."""
-        (value,), view, fill = node.inputs, node.attrs["view"], node.attrs["fill"]
-        key = (self.region.inputs[value], view, repr(fill))
+        key = self._window_key(node)
         if key not in self.loaded:
-            order = self.merged.fold([self.level.labels[v.axis] for v in view])
+            order = self.merged.fold([self.level.labels[v.axis] for v in node.attrs["view"]])
             held = self._held(order)
-            tile = self.kernel.tile(value.dtype, tuple(self.axes[i] for i in held), self.level.space if held else "smem")
-            axes = [self.level.axes[i] for i in held]
-            self.kernel.load(self.nest, self._viewing(key[0], view, tile, axes, fill), axes)
-            self.loaded[key] = self._stretch(tile, order)
+            self.loaded[key] = self._stretch(self._load_viewed(node, held), order)
         return self.loaded[key]
 
-    def _viewing(self, buffer: int, view: View, tile: Tile, axes: Sequence[Axis], fill: int | float | bool) -> Window:
+    def _window_key(self, node: Node) -> tuple[object, ...]:
+        return self.region.inputs[node.inputs[0]], node.attrs["view"], repr(node.attrs["fill"])
+
+    def _load_viewed(self, node: Node, held: Sequence[int]) -> Tile:
+        """Load the tile of a view, or take it from a halo tile, which is loaded with the first of the views that overlap."""
+        dtype, axes = node.result.dtype, [self.level.axes[i] for i in held]
+        tile = self.kernel.tile(dtype, tuple(self.axes[i] for i in held), self.level.space if held else "smem")
+        window = self._viewing(node, tile, axes)
+        if (key := self._window_key(node)) not in self.halos:
+            alike = {self._window_key(n): n for n in self.region.find("window") if n.result in self.wanted and _overlap(n, node)}
+            windows = [self._viewing(n, tile, axes) for n in alike.values()]
+            found = overlapping(windows, self.kernel.chip) if len(windows) > 1 else None
+            halo = tile
+            if found is not None:
+                halo = self.kernel.tile(dtype, found.window.tile.axes)
+                self.kernel.load_halo(self.nest, replace(found.window, tile=halo), windows, axes)
+            self.halos.update(dict.fromkeys(alike, (found, halo)))
+        found, halo = self.halos[key]
+        if found is None:
+            self.kernel.load(self.nest, window, axes)
+        else:
+            self.kernel.emit(found.slice(tile, window, halo))
+        return tile
+
+    def _viewing(self, node: Node, tile: Tile, axes: Sequence[Axis]) -> Window:
+        """The window of a tile with (merged) axes `axes` onto an input seen through a node's view."""
+        return self._view_window(self.region.inputs[node.inputs[0]], node.attrs["view"], tile, axes, node.attrs["fill"])
+
+    def _view_window(self, buffer: int, view: View, tile: Tile, axes: Sequence[Axis], fill: int | float | bool) -> Window:
         """The window of a tile with (merged) axes `axes` onto a buffer seen through a view; axes that it does not walk have size 1."""
         walked = {self.level.labels[v.axis]: v for v in view}
         walks: list[WindowAxis] = []
@@ -291,4 +328,4 @@ class LevelEmitter:
         """Store the pieces of a joined value, each through its view of the whole."""
         for piece, view in zip(join.inputs, join.attrs["views"], strict=True):
             tile = self.value(piece)
-            self.kernel.store(self.nest, self._viewing(buffer, view, tile, self.level.axes, zero_fill(tile.dtype)), self.level.axes)
+            self.kernel.store(self.nest, self._view_window(buffer, view, tile, self.level.axes, zero_fill(tile.dtype)), self.level.axes)

@@ -37,7 +37,7 @@ def _reduced(b: Builder, op: str, x: Value, w: SlidingWindow) -> Value:
     if 0 in (*x.shape, *(a.out for a in axes)):
         return b.full(TensorType(x.dtype, tuple(a.out for a in axes)), _identity(op, x))
     x, axes = _without_pad(b, op, x, axes)
-    return b.convert(_combined(b, op, b.convert(x, accumulator(op, x.dtype)), axes), x.dtype)
+    return b.convert(_combined(b, op, x, axes), x.dtype)
 
 
 def _identity(op: str, x: Value) -> bool | int | float:
@@ -106,9 +106,10 @@ def _without_pad(b: Builder, op: str, x: Value, axes: list[_Axis]) -> tuple[Valu
 
 
 def _combined(b: Builder, op: str, x: Value, axes: Sequence[_Axis]) -> Value:
-    """One kernel for short windows and for contiguous blocks; else one kernel per axis."""
+    """In the accumulator's type: one kernel for short windows and for contiguous blocks; else one kernel per axis."""
     if math.prod(a.window for a in axes) <= _MOST_LOADS:
         return _load_by_load(b, op, x, axes)
+    x = b.convert(x, accumulator(op, x.dtype))
     if all(a.side_by_side for a in axes):
         return _block_by_block(b, op, x, axes)
     for at, axis in enumerate(axes):
@@ -148,9 +149,11 @@ def _load_by_load(b: Builder, op: str, x: Value, axes: Sequence[_Axis]) -> Value
 
 
 def _piece(b: Builder, op: str, x: Value, axes: Sequence[_Axis], phase: Sequence[int]) -> Value:
+    """The windows of one phase, whose elements are loaded in the operand's type and combined in the accumulator's."""
+    wide = accumulator(op, x.dtype)
     loads = [a.loads(p) for a, p in zip(axes, phase, strict=True)]
     met = [each for each in loads if each is not None]
     if len(met) < len(loads):
         shape = tuple(blocks(a.out, a.phases) for a in axes)
-        return b.full(TensorType(x.dtype, shape), _identity(op, x))
-    return total(b, op, [part for _, part in load_all(b, x, met, _identity(op, x))])
+        return b.full(TensorType(wide, shape), _identity(op, x))
+    return total(b, op, [b.convert(part, wide) for _, part in load_all(b, x, met, _identity(op, x))])
