@@ -59,6 +59,9 @@ def _dot(a: Value, b: Value, whole: Contraction) -> Value:
     """XLA's dot in the result's order of axes."""
     if outer := _outer_axes(a, b, whole):
         a, b, whole = _batched(a, b, whole, outer)
+    elif whole.batch and whole.lhs[-1] not in whole.contracted and whole.rhs[-1] in whole.contracted:
+        # XLA:CPU's fast loops take batches of [rows, K] on the left and of [K, columns] or [columns, K] on the right
+        a, b, whole = b, a, Contraction(whole.rhs, whole.lhs, whole.out)
     product, order = lax.dot_general(a, b, dot_dimensions(whole), preferred_element_type=jnp.float32), product_axes(whole)
     return lax.transpose(product, [order.index(x) for x in whole.out])
 
