@@ -14,6 +14,7 @@ import pytest
 import tpuflow
 from tests.arithmetic_values import REFERENCE, compute, every_value, finite_values, reduced, ulps_apart, values
 from tests.tolerances import NATIVE_F32, NATIVE_SHORT_SPECIAL, sum_bound
+from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.engine import FastEngine
 from tpuflow.dtypes import BF16, COMPUTED, F16, F32, PRED, S32, DType
 from tpuflow.isa.contraction import Contraction
@@ -223,3 +224,25 @@ def test_a_trip_reads_its_row_of_an_array_in_the_shape_of_the_array():
     (loop,) = [text for t in FastEngine(tpuflow.jit(f).program(xs)).translate() if "while" in (text := t.as_text())]
     (read,) = [line for line in loop.splitlines() if "dynamic_slice" in line]
     assert "(tensor<64x32x128xf32>" in read
+
+
+def _lax_product(whole: Contraction, formula: str, *shapes: tuple[int, ...]) -> str:
+    """The jaxpr of a native product, whose values are compared with NumPy's."""
+    operands = [np.random.default_rng(i).standard_normal(shape).astype(np.float32) for i, shape in enumerate(shapes)]
+
+    def product(a: Any, b: Any) -> Any:
+        return LaxArithmetic(False, jnp.int32(0)).matmul(a, b, whole, F32, F32)
+
+    np.testing.assert_allclose(product(*operands), np.einsum(formula, *operands), rtol=1e-5, atol=1e-5)
+    return str(jax.make_jaxpr(product)(*operands))
+
+
+def test_a_product_that_keeps_outer_and_inner_axes_in_their_places_repeats_its_matrix_over_the_outer():
+    made = _lax_product(Contraction((0, 1, 2), (1, 3), (0, 3, 2)), "rkn,km->rmn", (3, 5, 16), (5, 4))
+    assert re.findall(r"transpose\[\s*permutation=\((.*?)\)", made) == ["1, 0"], "the repeated matrix's"
+
+
+def test_a_batch_of_products_of_two_turned_operands_has_them_exchanged():
+    made = _lax_product(Contraction((0, 1, 2), (0, 3, 1), (0, 3, 2)), "bkm,bnk->bnm", (2, 5, 3), (2, 4, 5))
+    assert "dimension_numbers=(([2], [1]), ([0], [0]))" in made
+    assert "transpose[" not in made

@@ -206,6 +206,7 @@ _MATRICES = [
 _TRANSFORMS = [
     *(_transform(f"{n}", lambda z: (jnp.fft.fft(z), jnp.fft.ifft(z)), 3, n) for n in (1, 2, 5, 128, 130, 131, 256, 262)),
     *(_real_transform(f"real-{n}", lambda x, n=n: (jnp.fft.rfft(x), jnp.fft.irfft(jnp.fft.rfft(x), n=n)), 3, n) for n in (1, 7, 8, 144)),
+    _transform("of-three-factors", lambda z: jnp.fft.fft(z, norm="ortho"), 1, 13**3),
     _transform("gradient", lambda z: jnp.fft.ifft(jnp.fft.fft(z) * 2), 3, 6, grad=True),
     _real_transform("real-gradient", jnp.fft.rfft, 3, 6, grad=True),
     _transform("of-two-axes", lambda z: (jnp.fft.fft2(z), jnp.fft.ifft2(z), jnp.fft.irfft2(z)), 2, 6, 4),

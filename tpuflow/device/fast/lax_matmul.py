@@ -16,6 +16,7 @@ from tpuflow.dtypes import DType
 from tpuflow.isa.contraction import Contraction
 
 _LONG, _NARROWER = 32, 1.5
+_VECTOR = 16
 
 
 def matmul(rounding: Rounding, a: Value, b: Value, whole: Contraction, dtype: DType, acc: DType) -> Value:
@@ -55,8 +56,39 @@ def _are_long(a: Value, b: Value, whole: Contraction) -> bool:
 
 
 def _dot(a: Value, b: Value, whole: Contraction) -> Value:
+    """XLA's dot in the result's order of axes."""
+    if outer := _outer_axes(a, b, whole):
+        a, b, whole = _batched(a, b, whole, outer)
+    elif whole.batch and whole.lhs[-1] not in whole.contracted and whole.rhs[-1] in whole.contracted:
+        # XLA:CPU's fast loops take batches of [rows, K] on the left and of [K, columns] or [columns, K] on the right
+        a, b, whole = b, a, Contraction(whole.rhs, whole.lhs, whole.out)
     product, order = lax.dot_general(a, b, dot_dimensions(whole), preferred_element_type=jnp.float32), product_axes(whole)
     return lax.transpose(product, [order.index(x) for x in whole.out])
+
+
+def _batched(a: Value, b: Value, whole: Contraction, outer: int) -> tuple[Value, Value, Contraction]:
+    """The same product with b, repeated over the outer axes of a, on the left: as rows for XLA:CPU's fast loops."""
+    order = (*whole.columns, *whole.contracted)
+    repeated = lax.broadcast(lax.transpose(b, [whole.rhs.index(x) for x in order]), a.shape[:outer])
+    return repeated, a, Contraction((*whole.lhs[:outer], *order), whole.lhs, whole.out)
+
+
+def _outer_axes(a: Value, b: Value, whole: Contraction) -> int:
+    """How many outer axes of `a` make a batch over which `b` is to be repeated, so that nothing is transposed: the product has these axes
+    of a, then b's columns, then a's other rows, a's last axis among them.
+
+    XLA:CPU's dot would transpose both a [outer, K, inner] and the product [outer, inner, columns]: repeating b [K, columns] is to take
+    less. The inner axes are to fill a vector.
+    """
+    rows, columns = ([x for x in side if x in whole.out] for side in (whole.lhs, whole.rhs))
+    outer = next((i for i, (x, y) in enumerate(zip(whole.lhs, whole.out, strict=False)) if x != y), 0)
+    inner = rows[outer:]
+    if whole.batch or not inner or whole.lhs[-1] not in inner or (*rows[:outer], *columns, *inner) != whole.out or not a.size:
+        return 0
+    sizes = whole.by_label(a.shape, b.shape)
+    count, width = (math.prod(sizes[x] for x in labels) for labels in (inner, columns))
+    terms = b.size // max(1, width)
+    return outer if count >= _VECTOR and b.size <= count * (terms + width) else 0
 
 
 def _with_lanes(multiply: Callable[[Value, Value, Contraction], Value], a: Value, b: Value, whole: Contraction) -> Value:

@@ -5,8 +5,10 @@ similar factors: a product by f roots takes a row of f for every f elements, so 
 rows where 128 x 8 takes 136, and half as many multiplications. Lengths that have a prime factor beyond LARGEST become a convolution of a
 length that has none (Bluestein, 1970).
 
-Between two products the real and imaginary planes are stacked along an axis, over which the second product contracts as well, and whose
-result has both planes again.
+The rows are [R, 2, M, K] between two products, their real and imaginary planes side by side: the next product contracts over the planes
+as well, and its result has both again. M counts the digits of an element's place that are still to be transformed, K those of the result's
+place that are found: each product takes the first digit off M and puts one before K (Stockham's order; Cochran et al., 1967), so that the
+last one leaves the elements in order, and the lanes get fuller from product to product.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tpuflow.isa.contraction import Contraction
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.operations import complex as numbers
@@ -25,6 +28,9 @@ from tpuflow.lower.operations.complex import Complex, Number, as_complex
 
 LARGEST = 128
 """The side of most chips' matrix arrays."""
+
+ROW, PLANE, DIGIT, LEFT, DONE, OUT_PLANE, OUT_DIGIT = range(7)
+"""Labels of a product's axes: see `_product`."""
 
 
 def fft(b: Builder, x: Number, *, kind: str, lengths: Sequence[int]) -> Number:
@@ -74,15 +80,9 @@ def _along(b: Builder, x: Complex, axis: int, *, inverse: bool, count: int | Non
 
 
 def _stacks(b: Builder, x: Complex) -> list[Value]:
-    """The planes of [R, N] as stacks of one, [1, R, N], without one of zeros."""
+    """The planes of [R, N] as stacks of one, [R, 1, N, 1], without one of zeros."""
     planes = [x.real] if b.known(x.imag) == 0 else [x.real, x.imag]
-    return [b.reshape(p, (1, *p.shape)) for p in planes]
-
-
-def _apart(b: Builder, x: Value, axis: int) -> Complex:
-    """A complex value from an axis that has the real plane first, then the imaginary one."""
-    half = x.shape[axis] // 2
-    return Complex(b.slice_axis(x, axis, 0, half), b.slice_axis(x, axis, half, 2 * half))
+    return [b.reshape(p, (p.shape[0], 1, p.shape[1], 1)) for p in planes]
 
 
 def _each(x: Complex, function: Callable[[Value], Value]) -> Complex:
@@ -90,33 +90,26 @@ def _each(x: Complex, function: Callable[[Value], Value]) -> Complex:
 
 
 def _transform(b: Builder, x: Sequence[Value], count: int, *, inverse: bool) -> Complex:
-    """The first `count` elements of each row's transform, not normalised; x: stacks of planes, [P, R, N]."""
-    _, rows, n = x[0].shape
-    if n <= LARGEST:
-        found = _product(b, x, _matrix(n, count, inverse=inverse), lambda p, m: b.dot(p, m, (0, 2), (0, 1), precision="highest"))
-        return _apart(b, found, 1)
+    """The first `count` elements of each row's transform, not normalised; x: stacks of planes, [R, P, N, 1]."""
+    rows, _, n, _ = x[0].shape
     factors = _factors(n)
     if factors is None:
         return _first(b, _as_convolution(b, x, inverse=inverse), count)
-    first = factors[0]
-    second = n // first
-    parts = [b.reshape(p, (*p.shape[:2], first, second)) for p in x]
-    matrix = _matrix(first, first, inverse=inverse)
-    outer = _product(b, parts, matrix, lambda p, m: b.dot(m, p, (0, 1), (0, 2), precision="highest"))  # [2 N1, R, N2]
-    turned = _turned(b, b.reshape(outer, (2, first, rows, second)), inverse=inverse)
-    needed = -(-count // first)  # element k lies at [k % first, k // first]
-    done = _transform(b, [b.reshape(turned, (2, first * rows, second))], needed, inverse=inverse)
-    ordered = _each(done, lambda p: b.transpose(b.reshape(p, (first, rows, needed)), (1, 2, 0)))
-    return _first(b, _each(ordered, lambda p: b.reshape(p, (rows, needed * first))), count)
+    *inner, last = factors
+    for factor in inner:  # [R, P, F M, K] -> [R, 2, M, F K]
+        x = [_turned(b, _product(b, x, _matrix(factor, factor, inverse=inverse)), factor, inverse=inverse)]
+    needed = -(-count * last // n)
+    found = b.reshape(_product(b, x, _matrix(last, needed, inverse=inverse)), (rows, 2, needed * n // last))
+    return Complex(*(b.reshape(b.slice(found, (0, plane, 0), (rows, plane + 1, count)), (rows, count)) for plane in range(2)))
 
 
-def _turned(b: Builder, x: Value, *, inverse: bool) -> Value:
-    """The planes x [2, N1, R, N2] times the twiddle factors: the roots of unity of the whole length."""
-    _, first, _, second = x.shape
-    roots = _roots(np.outer(np.arange(first), np.arange(second)), first * second, inverse=inverse)
+def _turned(b: Builder, x: Value, factor: int, *, inverse: bool) -> Value:
+    """The rows x [R, 2, M, F K], after the product of the factor F, times the twiddle factors: the roots of unity of length F M."""
+    *_, left, done = x.shape
+    roots = _roots(np.outer(np.arange(left), np.arange(factor)), factor * left, inverse=inverse).repeat(done // factor, 1)
     real, crossed = _constant(b, np.real(roots)), _constant(b, np.stack([-np.imag(roots), np.imag(roots)]))
-    straight = b.mul(x, b.broadcast(real, x.shape, (1, 3)))
-    return b.add(straight, b.mul(b.reverse(x, (0,)), b.broadcast(crossed, x.shape, (0, 1, 3))))
+    straight = b.mul(x, b.broadcast(real, x.shape, (2, 3)))
+    return b.add(straight, b.mul(b.reverse(x, (1,)), b.broadcast(crossed, x.shape, (1, 2, 3))))
 
 
 @functools.cache
@@ -143,8 +136,8 @@ def _as_convolution(b: Builder, x: Sequence[Value], *, inverse: bool) -> Complex
 
 
 def _planes(b: Builder, x: Sequence[Value]) -> Complex:
-    """The complex value of stacks of planes."""
-    planes = [b.reshape(b.slice_axis(p, 0, i, i + 1), p.shape[1:]) for p in x for i in range(p.shape[0])]
+    """The complex value of stacks of one plane."""
+    planes = [b.reshape(p, (p.shape[0], p.shape[2])) for p in x]
     return Complex(*planes) if len(planes) == 2 else as_complex(b, *planes)
 
 
@@ -154,16 +147,32 @@ def _times(b: Builder, x: Complex, row: np.ndarray) -> Complex:
     return numbers.mul(b, x, Complex(*planes))
 
 
-def _product(b: Builder, x: Sequence[Value], matrix: np.ndarray, dot: Callable[[Value, Value], Value]) -> Value:
-    """The sum over stacks of their products with the corresponding planes of a matrix."""
-    starts = itertools.accumulate((p.shape[0] for p in x), initial=0)
-    return functools.reduce(b.add, [dot(p, _constant(b, matrix[at : at + p.shape[0]])) for p, at in zip(x, starts, strict=False)])
+def _product(b: Builder, x: Sequence[Value], matrix: np.ndarray) -> Value:
+    """The sum over stacks [R, P, F M, K] of their products with the corresponding planes of a matrix [2, F, 2, F']: [R, 2, M, F' K]."""
+    starts = itertools.accumulate((p.shape[1] for p in x), initial=0)
+    return functools.reduce(b.add, [_one_product(b, p, matrix[at : at + p.shape[1]]) for p, at in zip(x, starts, strict=False)])
+
+
+def _one_product(b: Builder, x: Value, matrix: np.ndarray) -> Value:
+    """[R, P, F M, K] times [P, F, 2, F']: [R, 2, M, F' K]."""
+    (rows, planes, places, done), (_, factor, _, kept) = x.shape, matrix.shape
+    sizes = {
+        ROW: rows, PLANE: planes, DIGIT: factor, LEFT: places // factor, DONE: done, OUT_PLANE: 2, OUT_DIGIT: kept,
+    }  # fmt: skip
+    absent = {label for label in (PLANE, LEFT, DONE) if sizes[label] == 1}
+    lhs, rhs, out = (
+        tuple(label for label in labels if label not in absent)
+        for labels in ((ROW, PLANE, DIGIT, LEFT, DONE), (PLANE, DIGIT, OUT_PLANE, OUT_DIGIT), (ROW, OUT_PLANE, LEFT, OUT_DIGIT, DONE))
+    )
+    shapes = [[sizes[label] for label in labels] for labels in (lhs, rhs, out)]
+    operands = b.reshape(x, shapes[0]), _constant(b, matrix.reshape(shapes[1]))
+    return b.reshape(b.conv(*operands, Contraction(lhs, rhs, out), shapes[2], "highest"), (rows, 2, places // factor, kept * done))
 
 
 def _matrix(n: int, count: int, *, inverse: bool) -> np.ndarray:
-    """[2, N, 2 K]: what the real and the imaginary part of an element add to the first K real parts and the first K imaginary ones."""
+    """[2, N, 2, K]: what the real and the imaginary part of an element add to the first K real parts and the first K imaginary ones."""
     roots = _roots(np.outer(np.arange(n), np.arange(count)), n, inverse=inverse)
-    return np.stack([np.concatenate([np.real(x), np.imag(x)], 1) for x in (roots, 1j * roots)])
+    return np.stack([np.stack([np.real(x), np.imag(x)], 1) for x in (roots, 1j * roots)])
 
 
 def _roots(powers: np.ndarray, n: int, *, inverse: bool) -> np.ndarray:
