@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bench.transformers import PUBLISHED, DroppingExperts, MeshConfig
+from bench.decoders import DroppingExperts, MeshConfig
+from bench.transformers import PUBLISHED
 from models import mixtral
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
