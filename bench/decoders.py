@@ -52,11 +52,12 @@ class Latent:
 
 @dataclass(frozen=True)
 class Stack:
-    """So many blocks in a scan, each of layers that differ in their attention; with experts, or without."""
+    """So many blocks in a scan, each of runs of layers that are alike: how many, in a scan if they are several, and their attention; with
+    experts, or without."""
 
     name: str
     blocks: int
-    attention: tuple[Heads | Latent, ...]
+    runs: tuple[tuple[int, Heads | Latent], ...]
     experts: bool = False
 
 
@@ -250,7 +251,8 @@ class HeadsAttention(nn.Module):
         q, k = (self._projected(x, count, name) for name, count in (("q_proj", config.num_attention_heads), ("k_proj", heads.key_heads)))
         v = k if heads.keys_are_values else self._projected(x, heads.key_heads, "v_proj")
         q, k = (self._turned(llama.RMSNorm(config.rms_norm_eps, name=f"{name}_norm")(x)) for name, x in (("q", q), ("k", k)))
-        mixed = attend(q, k, v, context.visible) if heads.window is None else attend_near(q, k, v, heads.window)
+        near = heads.window is not None and heads.window < x.shape[1]
+        mixed = attend_near(q, k, v, heads.window) if near else attend(q, k, v, context.visible)
         return checkpoint_name(llama.dense(config, config.hidden_size, "o_proj", bias=False)(mixed), "o_proj")
 
     def _projected(self, x: jax.Array, count: int, name: str) -> jax.Array:
@@ -305,14 +307,14 @@ class DecoderLayer(nn.Module):
     experts: bool
 
     @nn.compact
-    def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, None]:
         """Return x + attention(norm(x)), with what follows it added in the same way."""
         config = self.config
         x = checkpoint_name(lax.with_sharding_constraint(x, config.lies), LAYER_INPUT)
         attention = ATTENTION[type(self.attention)](config, self.attention, name="self_attn")
         x = x + self._after("attention", attention(self._normal("input_layernorm", x), context))
         added = self._after("feedforward", self._feedforward(self._normal("post_attention_layernorm", x)))
-        return lax.with_sharding_constraint(x + added, config.lies)
+        return lax.with_sharding_constraint(x + added, config.lies), None
 
     def _feedforward(self, x: jax.Array) -> jax.Array:
         config = self.config
@@ -321,7 +323,8 @@ class DecoderLayer(nn.Module):
         mixed = SortedExperts(config, name="experts")(x)
         if config.shared_width is None:
             return mixed
-        return mixed + llama.Feedforward(replace(config, intermediate_size=config.shared_width), name="shared")(x)
+        shared = llama.Feedforward(replace(config, intermediate_size=config.shared_width), name="shared")(x)
+        return self._after("experts", mixed) + self._after("shared", shared)
 
     def _after(self, name: str, x: jax.Array) -> jax.Array:
         return self._normal(f"after_{name}", x) if self.config.post_norms else x
@@ -341,14 +344,20 @@ class Block(nn.Module):
     def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, None]:
         """[B, T, D] -> [B, T, D]."""
         layer = nn.remat(DecoderLayer, policy=self.policy, prevent_cse=False)
-        for index, attention in enumerate(self.stack.attention):
-            x = layer(self.config, attention, self.stack.experts, name=f"layer_{index}")(x, context)
+        for index, (count, attention) in enumerate(self.stack.runs):
+            run = scanned(layer, count) if count > 1 else layer
+            x, _ = run(self.config, attention, self.stack.experts, name=f"run_{index}")(x, context)
         return x, None
 
 
+def scanned(module: Any, count: int) -> Any:
+    """So many of a kind of module (x, context) -> (x, None) in a scan."""
+    return nn.scan(module, {"params": 0}, split_rngs=STREAMS, in_axes=nn.broadcast, length=count)
+
+
 class Transformer(llama.Llama):
-    """Llama with layers that lie on a mesh, or with its configuration's stacks of them; `policy` says what of these is kept for the backward
-    pass."""
+    """Llama with layers that lie on a mesh, or with its configuration's stacks of them; `policy` says what the backward pass keeps of
+    these."""
 
     config: MeshConfig
     layer: Any = Layer
@@ -357,6 +366,5 @@ class Transformer(llama.Llama):
     def run_layers(self, x: jax.Array, context: Context, inputs: Inputs) -> tuple[jax.Array, Any, Any]:
         """As llama's, or those of the configuration's stacks."""
         for stack in self.config.stacks:
-            scan = nn.scan(Block, {"params": 0}, split_rngs=STREAMS, in_axes=nn.broadcast, length=stack.blocks)
-            x, _ = scan(self.config, stack, self.policy, name=stack.name)(x, context)
+            x, _ = scanned(Block, stack.blocks)(self.config, stack, self.policy, name=stack.name)(x, context)
         return (x, None, None) if self.config.stacks else super().run_layers(x, context, inputs)

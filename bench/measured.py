@@ -120,16 +120,12 @@ def case(model: str, step: StepConfig, chip: Chip, key: str, note: str) -> Case:
 
 
 def masked_words(config: Config, length: int, masked: int, batch: int, chip: Chip, policy: str, note: str = "") -> Case:
-    """BERT's pretraining step with LAMB, without dropout: makers draw its bits in hardware, threefry in the vector unit takes longer.
-
-    The makers' GELU is the one by tanh.
-    """
+    """BERT's pretraining step with LAMB. The makers' GELU is the one by tanh."""
     name = "BERT-base" if config.hidden_size == BASE.hidden_size else "BERT-large"
-    module = BertForPreTraining(replace(config, hidden_act="gelu_new", **NO_DROPOUT))
-    said = "; ".join(filter(None, ("without dropout", note)))
+    module = BertForPreTraining(replace(config, hidden_act="gelu_new"))
     step = StepConfig(module, pretraining_batch(batch, length, masked), policy, LAMB, pretraining_loss)
     key = f"config={module.config} masked={masked} {batch}x{length}"
-    return case(name, step, chip, key, said)
+    return case(name, step, chip, key, note)
 
 
 def pretraining_loss(outputs: tuple[jax.Array, jax.Array], batch: Mapping[str, jax.Array]) -> jax.Array:

@@ -127,18 +127,31 @@ class Published:
     def _rules(self) -> Rules:
         """Widths are cut over `data`, heads, the inner width and the vocabulary over `model`."""
         model = "model" if self.model > 1 else None
-        into, out = P(None, "data", model), P(None, model, "data")  # [layers, in, out]
-        experts = {"*/experts/w2": P(None, None, model, "data"), "*/experts/w?": P(None, None, "data", model)}
-        stacks = self.options.get("stacks", ())
-        gated = "shared_width" in self.options or not all(s.experts for s in stacks) if stacks else not self.experts
-        return {
-            "embed_tokens/embedding": P(model, "data"),
-            "*/o_proj/kernel": out,
-            **({"*/down_proj/kernel": out} if gated else {}),
-            **(experts if self.experts else {}),
-            "*layers/*/kernel": into,
-            **({} if self.options.get("tie_word_embeddings") else {"lm_head/kernel": P("data", model)}),
-        }
+        layers = _layer_rules("layers", 1, model, gated=not self.experts, experts=bool(self.experts))
+        if stacks := self.options.get("stacks"):
+            layers = {pattern: spec for stack in stacks for pattern, spec in _stack_rules(stack, model, self.options).items()}
+        head = {} if self.options.get("tie_word_embeddings") else {"lm_head/kernel": P("data", model)}
+        return {"embed_tokens/embedding": P(model, "data"), **layers, **head}
+
+
+def _stack_rules(stack: Stack, model: str | None, options: Mapping[str, Any]) -> Rules:
+    """Of the layers of a stack: kernels are [blocks, in, out], or [blocks, layers, in, out] of several in a run."""
+    gated, rules = not stack.experts or "shared_width" in options, {}
+    for index, (count, _) in enumerate(stack.runs):
+        rules |= _layer_rules(f"{stack.name}/run_{index}", 1 + (count > 1), model, gated=gated, experts=stack.experts)
+    return rules
+
+
+def _layer_rules(where: str, stacked: int, model: str | None, *, gated: bool, experts: bool) -> Rules:
+    """Of layers with so many axes before those of their kernels, gated ones or experts or both."""
+    before = (None,) * stacked
+    into, out = P(*before, "data", model), P(*before, model, "data")
+    return {
+        f"{where}/self_attn/o_proj/kernel": out,
+        **({f"{where}/*/down_proj/kernel": out} if gated else {}),
+        **({f"{where}/experts/w2": P(None, *out), f"{where}/experts/w?": P(None, *into)} if experts else {}),
+        f"{where}/*/*/kernel": into,
+    }
 
 
 def _scaled(chip: str, scale: int, batch: int, data: int) -> Published:
@@ -183,14 +196,16 @@ _LLAMA3_405B = replace(
 _EVEN = "experts have places for their even share, and tokens beyond are dropped"
 _QWEN3 = Published(
     "Qwen3 235B-A22B", "tpu-v7x", 4096, 64, 1536, 94, 32, 256, key_heads=4, tokens=4096, vocabulary=151936, experts=128,
-    options={"experts_per_token": 8, "capacity_factor": 1.0, "stacks": (Stack("layers", 94, (Heads(4, 128, theta=5e6),), experts=True),)},
+    options={
+        "experts_per_token": 8, "capacity_factor": 1.0, "stacks": (Stack("layers", 94, ((1, Heads(4, 128, theta=5e6)),), experts=True),),
+    },
     remat_policy="layer inputs offloaded", note=f"a chip's two devices as one; {_EVEN}",
 )  # fmt: skip
 
 
 def _deepseek(dense: int, layers: int, latent: Latent, **options: Any) -> Mapping[str, Any]:
     """So many layers without experts, then so many with them."""
-    stacks = (Stack("dense_layers", dense, (latent,)), Stack("moe_layers", layers, (latent,), experts=True))
+    stacks = (Stack("dense_layers", dense, ((1, latent),)), Stack("moe_layers", layers, ((1, latent),), experts=True))
     return {"capacity_factor": 1.0, "stacks": stacks, **options}
 
 
@@ -205,10 +220,10 @@ _DEEPSEEK3 = Published(
 )  # fmt: skip
 
 
-def _gemma(blocks: int, near: Heads, far: Heads) -> Mapping[str, Any]:
+def _gemma(blocks: int, near: Heads, far: Heads, **options: Any) -> Mapping[str, Any]:
     """Blocks of five layers whose tokens see a window and one whose tokens see all before them."""
-    stacks = (Stack("layers", blocks, (*[near] * 5, far)),)
-    return {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "post_norms": True, "stacks": stacks}
+    stacks = (Stack("layers", blocks, ((5, near), (1, far)), experts="shared_width" in options),)
+    return {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "post_norms": True, "stacks": stacks, **options}
 
 
 _GEMMA3_12B = Published(
@@ -219,6 +234,14 @@ _GEMMA4_31B = Published(
     "Gemma 4 31B", "tpu-v7x", 5376, 32, 21504, 60, 8, 64, head_width=256, tokens=8192, vocabulary=262144,
     options=_gemma(10, Heads(16, 256, window=1024), Heads(4, 512, theta=1e6, turned=0.25, keys_are_values=True)),
     remat_policy="out_proj and mlpwo kept", note="a chip's two devices as one",
+)  # fmt: skip
+_GEMMA4_26B = Published(
+    "Gemma 4 26B-A4B", "tpu-v7x", 2816, 16, 2112, 30, 32, 64, head_width=256, tokens=4096, vocabulary=262144, experts=128,
+    options=_gemma(
+        5, Heads(8, 256, window=1024), Heads(2, 512, theta=1e6, turned=0.25, keys_are_values=True),
+        experts_per_token=8, capacity_factor=1.0, expert_width=704, shared_width=2112,
+    ),
+    note=f"a chip's two devices as one; {_EVEN}",
 )  # fmt: skip
 
 PUBLISHED: Mapping[str, Published] = {
@@ -251,6 +274,7 @@ PUBLISHED: Mapping[str, Published] = {
     "M401": _v6e(_MIXTRAL, 256, 12),
     "M403": _DEEPSEEK3,
     "M404": _LLAMA3_405B,
+    "M413": _GEMMA4_26B,
     "M415": _GEMMA4_31B,
     "M426": _QWEN3,
 }  # fmt: skip
