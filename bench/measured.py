@@ -152,7 +152,7 @@ SD_21_V = TextToImage("2.1-v", SECOND, 768, "v_prediction")
 def diffusion(model: TextToImage, batch: int, chip: Chip, *, lora_rank: int | None = None) -> Case:
     """The training step of a text-to-image pipeline with AdamW: all of the UNet, or matrices beside its attention.
 
-    VAE and text encoder are in it. The makers' dropout of 0.1 is not: see `masked_words`.
+    VAE and text encoder are in it. The makers' dropout of 0.1 is not.
     """
     step = step_of(model.unet, batch, model.side, prediction_type=model.predicts, lora_rank=lora_rank)
     key = f"{model.unet} lora_rank={lora_rank} {batch}x{model.side}"
