@@ -117,7 +117,7 @@ class Experts(nn.Module):
     """A mixture of gated experts, [B, T, D] -> [B, T, D]: each takes so many tokens of a sequence, in their order, and those beyond are
     dropped. How tokens come to the experts and back, the subclasses say."""
 
-    config: MeshConfig
+    config: Any
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -251,8 +251,8 @@ class HeadsAttention(nn.Module):
         q, k = (self._projected(x, count, name) for name, count in (("q_proj", config.num_attention_heads), ("k_proj", heads.key_heads)))
         v = k if heads.keys_are_values else self._projected(x, heads.key_heads, "v_proj")
         q, k = (self._turned(llama.RMSNorm(config.rms_norm_eps, name=f"{name}_norm")(x)) for name, x in (("q", q), ("k", k)))
-        near = heads.window is not None and heads.window < x.shape[1]
-        mixed = attend_near(q, k, v, heads.window) if near else attend(q, k, v, context.visible)
+        window = heads.window or x.shape[1]
+        mixed = attend_near(q, k, v, window) if window < x.shape[1] else attend(q, k, v, context.visible)
         return checkpoint_name(llama.dense(config, config.hidden_size, "o_proj", bias=False)(mixed), "o_proj")
 
     def _projected(self, x: jax.Array, count: int, name: str) -> jax.Array:
@@ -352,7 +352,8 @@ class Block(nn.Module):
 
 def scanned(module: Any, count: int) -> Any:
     """So many of a kind of module (x, context) -> (x, None) in a scan."""
-    return nn.scan(module, {"params": 0}, split_rngs=STREAMS, in_axes=nn.broadcast, length=count)
+    same: Any = nn.broadcast
+    return nn.scan(module, {"params": 0}, split_rngs=STREAMS, in_axes=same, length=count)
 
 
 class Transformer(llama.Llama):
