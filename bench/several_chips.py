@@ -336,9 +336,9 @@ ABOUT_ORDER = (
     "Samples or sequences a second of a chip, measured and modelled (in brackets), in the order measured. What is behind those in another",
     "order: 256 chips of tpu-v4 with ResNet-50 ran MLPerf 0.7's software, 2,048 and 3,456 that of 1.0 and 2.0. 128B on tpu-v5p: the",
     "source has slices of 128 and 256 chips alone within half a per cent of each other, and pairs of them, which are modelled as near, a",
-    "tenth apart, though each chip of the larger ones has half as much to send between them. 1024B: a slice of 2,048 chips is a sixth faster for each chip than one",
-    "of 1,024 also where it is alone, with the same batch and products of the same size. Llama 3.1 8B on tpu-v6e: the three points are",
-    "within two per cent.",
+    "tenth apart, though each chip of the larger ones has half as much to send between them. 1024B: a slice of 2,048 chips is a sixth",
+    "faster for each chip than one of 1,024 also where it is alone, with the same batch and products of the same size. Llama 3.1 8B on",
+    "tpu-v6e: the three points are within two per cent.",
 )
 NOT_CONFIGURED = (
     "## Rows that cannot be configured from their sources, or not here",
