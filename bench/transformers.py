@@ -204,7 +204,7 @@ _QWEN3 = Published(
 
 
 def _deepseek(dense: int, layers: int, latent: Latent, **options: Any) -> Mapping[str, Any]:
-    """So many layers without experts, then so many with them."""
+    """So many layers without experts, then so many with them, whose weights are a softmax (DeepSeek-V3's are sigmoids, as quickly made)."""
     stacks = (Stack("dense_layers", dense, ((1, latent),)), Stack("moe_layers", layers, ((1, latent),), experts=True))
     return {"capacity_factor": 1.0, "stacks": stacks, **options}
 
