@@ -120,13 +120,10 @@ def case(model: str, step: StepConfig, chip: Chip, key: str, note: str) -> Case:
 
 
 def masked_words(config: Config, length: int, masked: int, batch: int, chip: Chip, policy: str, note: str = "") -> Case:
-    """BERT's pretraining step with LAMB, without dropout: makers draw its bits in hardware, threefry in the vector unit takes longer.
-
-    The makers' GELU is the one by tanh.
-    """
+    """BERT's pretraining step with LAMB, with the dropout that its configuration has. The makers' GELU is the one by tanh."""
     name = "BERT-base" if config.hidden_size == BASE.hidden_size else "BERT-large"
-    module = BertForPreTraining(replace(config, hidden_act="gelu_new", **NO_DROPOUT))
-    said = "; ".join(filter(None, ("without dropout", note)))
+    module = BertForPreTraining(replace(config, hidden_act="gelu_new"))
+    said = "; ".join(filter(None, ("" if config.hidden_dropout_prob else "without dropout", note)))
     step = StepConfig(module, pretraining_batch(batch, length, masked), policy, LAMB, pretraining_loss)
     key = f"config={module.config} masked={masked} {batch}x{length}"
     return case(name, step, chip, key, said)
@@ -156,7 +153,7 @@ SD_21_V = TextToImage("2.1-v", SECOND, 768, "v_prediction")
 def diffusion(model: TextToImage, batch: int, chip: Chip, *, lora_rank: int | None = None) -> Case:
     """The training step of a text-to-image pipeline with AdamW: all of the UNet, or matrices beside its attention.
 
-    VAE and text encoder are in it. The makers' dropout of 0.1 is not: see `masked_words`.
+    VAE and text encoder are in it. The makers' dropout of 0.1 is not.
     """
     step = step_of(model.unet, batch, model.side, prediction_type=model.predicts, lora_rank=lora_rank)
     key = f"{model.unet} lora_rank={lora_rank} {batch}x{model.side}"
@@ -327,6 +324,7 @@ def _tpu() -> dict[str, Case]:
     def resnet(batch: int, chip: Chip, optimizer: optax.GradientTransformation = LARS) -> Case:
         return trained("ResNet-50", resnet50(1000), batch, chip, BF16_SCOPE, optimizer)
 
+    large = replace(LARGE, **NO_DROPOUT)  # TPUs draw random bits in hardware; threefry in the vector unit takes longer
     roomy, kept = replace(v4, hbm_bytes=2 * v4.hbm_bytes), "all activations kept, in twice the chip's memory"
     half = "one of the chip's two devices; device time"
     return {
@@ -341,9 +339,9 @@ def _tpu() -> dict[str, Case]:
         "M273": resnet(16, v3),
         "M275": resnet(16, v4),
         "M277": resnet(16, v4),
-        "M280": masked_words(LARGE, 512, 76, 48, roomy, "mixed_bf16", kept),
-        "M282": masked_words(LARGE, 512, 76, 2, v3, "mixed_bf16"),
-        "M284": masked_words(LARGE, 512, 76, 48, roomy, "mixed_bf16", f"{kept}; measured with packed sentences"),
+        "M280": masked_words(large, 512, 76, 48, roomy, "mixed_bf16", kept),
+        "M282": masked_words(large, 512, 76, 2, v3, "mixed_bf16"),
+        "M284": masked_words(large, 512, 76, 48, roomy, "mixed_bf16", f"{kept}; measured with packed sentences"),
         "M435": product((256, 256, 256), device, half),
         "M436": product((512, 512, 512), device, half),
         "M439": product((4096, 4096, 4096), device, half),

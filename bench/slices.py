@@ -20,9 +20,10 @@ import optax
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bench.decoders import Layer, MeshConfig, Transformer
 from bench.recorded import table
 from bench.sections import put_section
-from bench.transformers import ACTIVATIONS, TOKENS, VOCABULARY, Layer, MeshConfig, Transformer
+from bench.transformers import ACTIVATIONS, TOKENS, VOCABULARY
 from models.gpt2 import GPT2, NO_DROPOUT, Config
 from models.resnet import resnet50_step
 from tpuflow.comparing.comparing import compare_target

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
-from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models import gpt2, llama
+from bench.decoders import LAYER_INPUT, ExpertsLayer, Heads, Latent, Layer, MeshConfig, Stack, Transformer, UngatedLayer
+from models import gpt2
 from tpuflow import amp
 from tpuflow.chips import CHIPS, Chip
 from tpuflow.training.config import StepConfig
@@ -40,109 +39,20 @@ def offloaded(*names: str) -> Any:
     )
 
 
-LAYER_INPUT, QKV = "layer_input", ("q_proj", "k_proj", "v_proj")
+QKV = ("q_proj", "k_proj", "v_proj")
 REMAT_POLICIES: Mapping[str, Any] = {
     "full": None,
     "minimal": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
     "qkv_proj_offloaded": offloaded(*QKV),
     "layer inputs and qkv_proj offloaded": offloaded(LAYER_INPUT, *QKV),
     "layer inputs, qkv_proj and out_proj offloaded": offloaded(LAYER_INPUT, *QKV, "o_proj"),
+    "layer inputs and out_proj offloaded": offloaded(LAYER_INPUT, "o_proj"),
+    "layer inputs offloaded": offloaded(LAYER_INPUT),
+    "context and mlpwo offloaded": offloaded("context", "down_proj"),
+    "out_proj and mlpwo kept": jax.checkpoint_policies.save_only_these_names("o_proj", "down_proj"),
 }
 """MaxText's `remat_policy`: a layer is computed again in the backward pass ("full"); what products with weights give is kept ("minimal");
 or what has these names of MaxText's is kept in the host's memory ("custom", in its configurations)."""
-
-
-@dataclass(frozen=True)
-class MeshConfig(llama.Config):
-    """Llama's, how activations [B, T, D] lie between layers, and for a mixture of experts how many there are, how many a token goes
-    to, and how many times its even share of a sequence's tokens an expert has place for."""
-
-    lies: NamedSharding | None = None
-    experts: int | None = None
-    experts_per_token: int = 2
-    capacity_factor: float = 1.25
-
-
-class Layer(llama.Layer):
-    """A layer whose input and output lie as the configuration says."""
-
-    config: Any
-
-    def __call__(self, x: jax.Array, context: Any, cache: Any) -> tuple[jax.Array, Any]:
-        """As llama's."""
-        x = checkpoint_name(lax.with_sharding_constraint(x, self.config.lies), LAYER_INPUT)
-        x, kept = super().__call__(x, context, cache)
-        return lax.with_sharding_constraint(x, self.config.lies), kept
-
-
-class Ungated(nn.Module):
-    """down(relu(up(x))): MaxText's feedforward layer before it had a gate, [..., D] -> [..., D]."""
-
-    config: Any
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Return the last layer's outputs."""
-        config = self.config
-        wide = nn.relu(llama.dense(config, config.intermediate_size, "up_proj", bias=False)(x))
-        return llama.dense(config, config.hidden_size, "down_proj", bias=False)(wide)
-
-
-class UngatedLayer(Layer):
-    """The same with an ungated feedforward layer."""
-
-    def feedforward(self, x: jax.Array) -> tuple[jax.Array, Any]:
-        """As llama's, without the gate."""
-        return Ungated(self.config, name="mlp")(x), None
-
-
-class DroppingExperts(nn.Module):
-    """A mixture of gated experts as MaxText has it without `sparse_matmul` and `megablox`: [B, T, D] -> [B, T, D].
-
-    Each expert takes so many tokens of a sequence, in their order, and those beyond are dropped; products with masks of tokens and places
-    [B, T, E, C] send tokens to the experts and add up what comes back.
-    """
-
-    config: Any
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Return the mixture."""
-        config, width = self.config, x.shape[-1]
-        combine = self._places(x, llama.dense(config, config.experts, "gate", bias=False)(x))
-        sent = jnp.einsum("btd,btec->ebcd", x, (combine != 0).astype(x.dtype))
-        gate, up = (jnp.einsum("ebcd,edf->ebcf", sent, self._kernel(name, width, config.intermediate_size)) for name in ("w1", "w3"))
-        back = jnp.einsum("ebcf,efd->ebcd", nn.silu(gate) * up, self._kernel("w2", config.intermediate_size, width))
-        return jnp.einsum("ebcd,btec->btd", back, combine)
-
-    def _places(self, x: jax.Array, logits: jax.Array) -> jax.Array:
-        """The weight of each place of each expert for each token, [B, T, E, C]."""
-        config, (batch, tokens, experts) = self.config, logits.shape
-        largest, chosen = lax.top_k(logits, config.experts_per_token)
-        mask = nn.one_hot(chosen, experts, dtype=jnp.int32)  # [B, T, K, E]
-        count = jnp.cumsum(mask.reshape(batch, -1, experts), 1).reshape(mask.shape)
-        places = int(tokens * config.experts_per_token / experts * config.capacity_factor)
-        held = mask * (count <= places)
-        weights = (nn.softmax(largest.astype(jnp.float32))[..., None] * held).sum(2).astype(x.dtype)
-        return weights[..., None] * nn.one_hot((held * count).sum(2) - 1, places, dtype=x.dtype)
-
-    def _kernel(self, name: str, depth: int, width: int) -> jax.Array:
-        """The kernels [E, depth, width] of all experts."""
-        return self.param(name, nn.initializers.normal(self.config.initializer_range), (self.config.experts, depth, width))
-
-
-class ExpertsLayer(Layer):
-    """The same with a mixture of experts."""
-
-    def feedforward(self, x: jax.Array) -> tuple[jax.Array, Any]:
-        """As llama's, by the experts that a token is sent to."""
-        return DroppingExperts(self.config, name="experts")(x), None
-
-
-class Transformer(llama.Llama):
-    """Llama with layers that lie on a mesh."""
-
-    layer: Any = Layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +60,7 @@ class Published:
     """A row: the model's sizes, sequences of a chip, the chips of a slice along the axes of its own mesh, how many slices, what is kept.
 
     `model` chips share every product (tensor parallelism); `data` of them a batch, and the parameters (FSDP); slices a batch only.
+    `options` are further fields of its `MeshConfig`.
     """
 
     name: str
@@ -168,6 +79,7 @@ class Published:
     vocabulary: int = VOCABULARY
     gated: bool = True
     experts: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     remat_policy: str = "full"
     precision: amp.Policy = ACTIVATIONS
     note: str = ""
@@ -202,10 +114,10 @@ class Published:
         config = MeshConfig(
             vocab_size=self.vocabulary, hidden_size=self.width, intermediate_size=self.inner, num_hidden_layers=self.layers,
             num_attention_heads=self.heads, num_key_value_heads=self.key_heads, head_dim=self.head_width, scan=True, lies=lies,
-            experts=self.experts,
+            experts=self.experts, **self.options,
         )  # fmt: skip
         tokens = jax.ShapeDtypeStruct((int(self.batch * self.chips), self.tokens), jnp.int32)
-        module = Transformer(config, layer=self._layer())
+        module = Transformer(config, layer=self._layer(), policy=REMAT_POLICIES[self.remat_policy])
         return StepConfig(module, (tokens, tokens), self.precision, optax.adamw(3e-5), mesh=self.mesh, sharding=self._rules())
 
     def _layer(self) -> Any:
@@ -215,15 +127,31 @@ class Published:
     def _rules(self) -> Rules:
         """Widths are cut over `data`, heads, the inner width and the vocabulary over `model`."""
         model = "model" if self.model > 1 else None
-        into, out = P(None, "data", model), P(None, model, "data")  # [layers, in, out]
-        experts = {"layers/experts/w2": P(None, None, model, "data"), "layers/experts/w?": P(None, None, "data", model)}
-        return {
-            "embed_tokens/embedding": P(model, "data"),
-            "layers/self_attn/o_proj/kernel": out,
-            **(experts if self.experts else {"layers/mlp/down_proj/kernel": out}),
-            "layers/*/*/kernel": into,
-            "lm_head/kernel": P("data", model),
-        }
+        layers = _layer_rules("layers", 1, model, gated=not self.experts, experts=bool(self.experts))
+        if stacks := self.options.get("stacks"):
+            layers = {pattern: spec for stack in stacks for pattern, spec in _stack_rules(stack, model, self.options).items()}
+        head = {} if self.options.get("tie_word_embeddings") else {"lm_head/kernel": P("data", model)}
+        return {"embed_tokens/embedding": P(model, "data"), **layers, **head}
+
+
+def _stack_rules(stack: Stack, model: str | None, options: Mapping[str, Any]) -> Rules:
+    """Of the layers of a stack: kernels are [blocks, in, out], or [blocks, layers, in, out] of several in a run."""
+    gated, rules = not stack.experts or "shared_width" in options, {}
+    for index, (count, _) in enumerate(stack.runs):
+        rules |= _layer_rules(f"{stack.name}/run_{index}", 1 + (count > 1), model, gated=gated, experts=stack.experts)
+    return rules
+
+
+def _layer_rules(where: str, stacked: int, model: str | None, *, gated: bool, experts: bool) -> Rules:
+    """Of layers with so many axes before those of their kernels, gated ones or experts or both."""
+    before = (None,) * stacked
+    into, out = P(*before, "data", model), P(*before, model, "data")
+    return {
+        f"{where}/self_attn/o_proj/kernel": out,
+        **({f"{where}/*/down_proj/kernel": out} if gated else {}),
+        **({f"{where}/experts/w2": P(None, *out), f"{where}/experts/w?": P(None, *into)} if experts else {}),
+        f"{where}/*/*/kernel": into,
+    }
 
 
 def _scaled(chip: str, scale: int, batch: int, data: int) -> Published:
@@ -260,6 +188,62 @@ _LLAMA3_8B = replace(_LLAMA3_70B, name="Llama 3.1 8B", width=4096, heads=32, inn
 _MISTRAL = replace(_LLAMA3_8B, name="Mistral 7B", vocabulary=VOCABULARY)
 _MIXTRAL = replace(_MISTRAL, name="Mixtral 8x7B", experts=8, tokens=4096, note="tokens beyond 1.25 times an expert's share are dropped")
 
+_OFFLOADED = "context and mlpwo offloaded"
+_LLAMA3_405B = replace(
+    _LLAMA3_70B, name="Llama 3.1 405B", chip="tpu-v5p", width=16384, heads=128, inner=53248, layers=126, data=512, remat_policy=_OFFLOADED
+)  # fmt: skip
+
+_EVEN = "experts have places for their even share, and tokens beyond are dropped"
+_QWEN3 = Published(
+    "Qwen3 235B-A22B", "tpu-v7x", 4096, 64, 1536, 94, 32, 256, key_heads=4, tokens=4096, vocabulary=151936, experts=128,
+    options={
+        "experts_per_token": 8, "capacity_factor": 1.0, "stacks": (Stack("layers", 94, ((1, Heads(4, 128, theta=5e6)),), experts=True),),
+    },
+    remat_policy="layer inputs offloaded", note=f"a chip's two devices as one; {_EVEN}",
+)  # fmt: skip
+
+
+def _deepseek(dense: int, layers: int, latent: Latent, **options: Any) -> Mapping[str, Any]:
+    """So many layers without experts, then so many with them, whose weights are a softmax (DeepSeek-V3's are sigmoids, as quickly made)."""
+    stacks = (Stack("dense_layers", dense, ((1, latent),)), Stack("moe_layers", layers, ((1, latent),), experts=True))
+    return {"capacity_factor": 1.0, "stacks": stacks, **options}
+
+
+_DEEPSEEK2_16B = Published(
+    "DeepSeek-V2 16B", "tpu-v5p", 2048, 16, 10944, 27, 24, 4, vocabulary=102400, experts=64, note=_EVEN,
+    options=_deepseek(1, 26, Latent(None, 512), experts_per_token=6, expert_width=1408, shared_width=2 * 1408),
+)  # fmt: skip
+_DEEPSEEK3 = Published(
+    "DeepSeek-V3 671B", "tpu-v5p", 7168, 128, 18432, 61, 6, 512, tokens=8192, vocabulary=129280, experts=256, note=_EVEN,
+    options=_deepseek(3, 58, Latent(1536, 512), experts_per_token=8, expert_width=2048, shared_width=2048),
+    remat_policy="layer inputs and out_proj offloaded",
+)  # fmt: skip
+
+
+def _gemma(blocks: int, near: Heads, far: Heads, **options: Any) -> Mapping[str, Any]:
+    """Blocks of five layers whose tokens see a window and one whose tokens see all before them."""
+    stacks = (Stack("layers", blocks, ((5, near), (1, far)), experts="shared_width" in options),)
+    return {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "post_norms": True, "stacks": stacks, **options}
+
+
+_GEMMA3_12B = Published(
+    "Gemma 3 12B", "tpu-v6e", 3840, 16, 15360, 48, 1, 256, head_width=256, tokens=32768, vocabulary=262144,
+    options=_gemma(8, Heads(8, 256, window=1024), Heads(8, 256, theta=1e6)),
+)  # fmt: skip
+_GEMMA4_31B = Published(
+    "Gemma 4 31B", "tpu-v7x", 5376, 32, 21504, 60, 8, 64, head_width=256, tokens=8192, vocabulary=262144,
+    options=_gemma(10, Heads(16, 256, window=1024), Heads(4, 512, theta=1e6, turned=0.25, keys_are_values=True)),
+    remat_policy="out_proj and mlpwo kept", note="a chip's two devices as one",
+)  # fmt: skip
+_GEMMA4_26B = Published(
+    "Gemma 4 26B-A4B", "tpu-v7x", 2816, 16, 2112, 30, 32, 64, head_width=256, tokens=4096, vocabulary=262144, experts=128,
+    options=_gemma(
+        5, Heads(8, 256, window=1024), Heads(2, 512, theta=1e6, turned=0.25, keys_are_values=True),
+        experts_per_token=8, capacity_factor=1.0, expert_width=704, shared_width=2112,
+    ),
+    note=f"a chip's two devices as one; {_EVEN}",
+)  # fmt: skip
+
 PUBLISHED: Mapping[str, Published] = {
     "M315": _22B,
     "M317": replace(_22B, slices=8),
@@ -277,6 +261,9 @@ PUBLISHED: Mapping[str, Published] = {
     "M354": _v5p(512, 2, 64, 8, slices=1),
     "M357": _v5p(1024, 2, 64, 16),
     "M359": _v5p(1024, 2, 128, 16),
+    "M366": _DEEPSEEK2_16B,
+    "M384": _GEMMA3_12B,
+    "M386": replace(_GEMMA3_12B, slices=4),
     "M387": _LLAMA2_70B,
     "M389": replace(_v6e(_LLAMA3_70B, 32, 2), precision=WEIGHTS, note="parameters and moments in bfloat16"),
     "M391": _v6e(_LLAMA3_70B, 128, 4),
@@ -285,6 +272,11 @@ PUBLISHED: Mapping[str, Published] = {
     "M397": _v6e(_LLAMA3_8B, 128, 4),
     "M399": _v6e(_MISTRAL, 8, 6),
     "M401": _v6e(_MIXTRAL, 256, 12),
+    "M403": _DEEPSEEK3,
+    "M404": _LLAMA3_405B,
+    "M413": _GEMMA4_26B,
+    "M415": _GEMMA4_31B,
+    "M426": _QWEN3,
 }  # fmt: skip
 """Rows of bench/measured_steps.csv by their number."""
 

@@ -42,7 +42,7 @@ class Context(NamedTuple):
 def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array | None, dropout: Callable[[jax.Array], jax.Array] | None = None
 ) -> jax.Array:
-    """Mix values by softmax(q k / sqrt(D)): q [B, T, H, D]; k, v [B, S, K, D] -> [B, T, H * D].
+    """Mix values by softmax(q k / sqrt(D)): q [B, T, H, D]; k [B, S, K, D]; v [B, S, K, V] -> [B, T, H * V].
 
     H is a multiple of K: H / K = G queries in a row share a key and a value, and become queries of one head, T * G of them. `dropout` is
     applied to the weights [B, K, T * G, S].
@@ -57,8 +57,8 @@ def attend(
     weights = nn.softmax(scores)
     mixed = jnp.einsum("bhqk,bkhd->bqhd", weights if dropout is None else dropout(weights), v)
     if groups > 1:
-        mixed = mixed.reshape(batch, length, groups, -1, width).swapaxes(2, 3)  # [B, T * G, K, D] -> [B, T, K, G, D]
-    return mixed.reshape(batch, length, heads * width)
+        mixed = mixed.reshape(batch, length, groups, -1, v.shape[-1]).swapaxes(2, 3)  # [B, T * G, K, V] -> [B, T, K, G, V]
+    return mixed.reshape(batch, length, heads * v.shape[-1])
 
 
 def attend_in_blocks(q: jax.Array, k: jax.Array, v: jax.Array, most: int = 1024) -> jax.Array:

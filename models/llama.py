@@ -157,7 +157,7 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention with rotary positions, of which several queries share a key and a value: [B, T, D] -> [B, T, D].
 
-    Queries, keys, values and the result have the names of their layers for policies of `jax.checkpoint`.
+    Queries, keys, values and the result have the names of their layers for policies of `jax.checkpoint`; what is mixed is "context".
     """
 
     config: RotaryConfig
@@ -178,12 +178,12 @@ class Attention(nn.Module):
         q, k, v = map(checkpoint_name, (q, k, v), heads)
         k, v, kept = remember(cache, k, v, context)
         dropout = nn.Dropout(config.attention_dropout, deterministic=not self.train)
-        mixed = attend(q, k, v, context.visible, dropout)
+        mixed = checkpoint_name(attend(q, k, v, context.visible, dropout), "context")
         return checkpoint_name(dense(config, config.hidden_size, "o_proj", bias=self.bias)(mixed), "o_proj"), kept
 
 
 class Feedforward(nn.Module):
-    """down(activation(gate(x)) * up(x)): [..., D] -> [..., D]."""
+    """down(activation(gate(x)) * up(x)): [..., D] -> [..., D], named for policies of `jax.checkpoint` as its last layer."""
 
     config: Config
 
@@ -192,7 +192,8 @@ class Feedforward(nn.Module):
         """Return the last layer's outputs."""
         config = self.config
         gate, up = (dense(config, config.intermediate_size, name, bias=config.mlp_bias)(x) for name in ("gate_proj", "up_proj"))
-        return dense(config, config.hidden_size, "down_proj", bias=config.mlp_bias)(config.activation(gate) * up)
+        down = dense(config, config.hidden_size, "down_proj", bias=config.mlp_bias)(config.activation(gate) * up)
+        return checkpoint_name(down, "down_proj")
 
 
 class RotaryLayer(nn.Module):
@@ -242,12 +243,17 @@ class Llama(CausalModel):
         x = embedded(embed, tokens, config.pad_token_id)
         places = jnp.arange(tokens.shape[1])[None] if inputs.positions is None else inputs.positions
         context = inputs.context._replace(rotation=rotation(places, config.head_width, config.rope_theta))
-        x, kept, noted = run_layers(self.layer, config, config.num_hidden_layers, "layers", x, context, inputs.cache, train=inputs.train)
+        x, kept, noted = self.run_layers(x, context, inputs)
         self.note(noted, inputs.attention_mask)
         x = RMSNorm(config.rms_norm_eps, name="norm")(x[:, -1:] if inputs.last else x)
         if config.tie_word_embeddings:
             return embed.attend(x), kept
         return nn.Dense(config.vocab_size, use_bias=False, kernel_init=initial, name="lm_head")(x), kept
+
+    def run_layers(self, x: jax.Array, context: Context, inputs: Inputs) -> tuple[jax.Array, Any, Any]:
+        """(x after all layers, their caches, what each noted, stacked)."""
+        config = self.config
+        return run_layers(self.layer, config, config.num_hidden_layers, "layers", x, context, inputs.cache, train=inputs.train)
 
     def note(self, noted: Any, attention_mask: jax.Array | None) -> None:
         """Take what the layers noted beside their results, stacked; nothing here."""

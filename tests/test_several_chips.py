@@ -44,6 +44,14 @@ def test_a_data_parallel_row_is_the_step_of_one_chip_with_the_whole_batch() -> N
     assert on_chips(step, 1).data[0].shape == step.data[0].shape
 
 
+def test_berts_on_ascend_have_the_dropout_of_their_sources_and_those_on_tpus_say_that_they_have_none() -> None:
+    for row_id, row in data_parallel().items():
+        if row.model.startswith("BERT"):
+            dropout = row.config.model.config.hidden_dropout_prob
+            assert dropout == (0.1 if row.chip.family == "ascend" else 0.0), row_id
+            assert ("without dropout" in row.note) == (dropout == 0.0), row_id
+
+
 def test_a_step_of_175_billion_parameters_on_1024_chips_is_estimated_in_a_minute() -> None:
     chip, began = get_chip("tpu-v5p"), time.process_time()
     program = training_program(gpt3_175b(1024), chip)[1]
