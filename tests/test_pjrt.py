@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.entry_points import installed
 from tests.pjrt_cases import CASES, computed
 from tests.quick import FLAGS
 from tpuflow.errors import ConfigError, LaunchError
@@ -42,19 +42,8 @@ SMALL = "import jax, jax.numpy as jnp; f = jax.jit(lambda x: jnp.sin(x) @ x); pr
 
 
 @pytest.fixture(scope="module")
-def plugins(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder from which JAX discovers the backend, with the entry points that pyproject.toml declares."""
-    folder = tmp_path_factory.mktemp("plugins")
-    points = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["entry-points"]["jax_plugins"]
-    info = folder / "tpuflow_entry_points-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tpuflow-entry-points\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[jax_plugins]\n" + "".join(f"{name} = {value}\n" for name, value in points.items()))
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def environment(plugins: str) -> dict[str, str]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    plugins = installed(tmp_path_factory.mktemp("plugins"), "jax_plugins")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "TPUFLOW_"))}
     return kept | {"PYTHONPATH": os.pathsep.join((plugins, str(REPOSITORY))), "JAX_PLATFORMS": "tpusim", "XLA_FLAGS": FLAGS}
 
