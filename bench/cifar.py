@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from bench.contest import NARROW_LIMITS, Workload, main
 from models.cifar_net import CifarNet
 
-
-def _twin() -> Any:
-    from train.torch_models import SmallNet
-
-    return SmallNet(3, conv_bias=True)
-
-
 WORKLOAD = Workload(
-    "cifar", CifarNet, _twin, (32, 32, 3), batch=4, steps=500, rounds=9, lr=0.001, momentum=0.9,
+    "cifar", CifarNet, lambda twins: twins.SmallNet(3, conv_bias=True),
+    (32, 32, 3), batch=4, steps=500, rounds=9, lr=0.001, momentum=0.9,
     policies=("fp32", "fp16", "mixed"),
     limits={
         ("tpuflow fp32", "torch fp32"): 1.0,

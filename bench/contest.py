@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,10 @@ class Workload:
     """What is trained: `steps` steps of `batch` random images of `shape` in a run, `rounds` runs, in each of `processes`
     processes one after the other: XLA's compiler makes the same program up to a sixth faster or slower from process to process.
 
-    `twin` None: PyTorch takes no part. `limits`: (ours, other) -> what the ratio of their times should not exceed; `peak_limit`: that of
-    peaks of memory, fp32 against plain JAX, `cold_limit` of first runs. `peer`: how plain JAX runs the steps. `vocabulary`: the samples are
-    rows of so many tokens instead, `shape` long, and the labels those after them. The optimizer is AdamW where `momentum` is None.
+    `twin`: of `train.torch_models` the network in PyTorch; None: it takes no part. `limits`: (ours, other) -> what the ratio of their
+    times should not exceed; `peak_limit`: that of peaks of memory, fp32 against plain JAX, `cold_limit` of first runs. `peer`: how plain
+    JAX runs the steps. `vocabulary`: the samples are rows of so many tokens instead, `shape` long, and the labels those after them. The
+    optimizer is AdamW where `momentum` is None.
 
     What is no classifier brings its own: `samples`, so many of them as a tree of arrays; `step`, of a policy and a batch the
     `tpuflow.TrainingStep`; `torch`, PyTorch's run of so many samples.
@@ -42,7 +44,7 @@ class Workload:
 
     name: str
     model: Callable[[], Any]
-    twin: Callable[[], Any] | None
+    twin: Callable[[ModuleType], Any] | None
     shape: tuple[int, ...]
     batch: int
     steps: int
@@ -125,11 +127,12 @@ def torch_run(work: Workload, policy: str, steps: int) -> Run:
     """PyTorch's usual loop, on one thread or on all, whichever was the faster in a first run of each."""
     if work.torch is not None:
         return work.torch(work.data(steps))
+    from train import torch_models
     from train.torch_training import Setting, losses
 
     assert work.twin is not None
     assert work.momentum is not None
-    network, data, rates = work.twin(), work.data(steps), {"lr": work.lr, "momentum": work.momentum}
+    network, data, rates = work.twin(torch_models), work.data(steps), {"lr": work.lr, "momentum": work.momentum}
 
     def run(setting: Setting) -> object:
         return losses(network, data, work.batch, **rates, setting=setting)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from bench.contest import NARROW_LIMITS, Workload, main
 from models.lenet import LeNet5
 
-
-def _twin() -> Any:
-    from train.torch_models import SmallNet
-
-    return SmallNet(1, conv_bias=False)
-
-
 WORKLOAD = Workload(
-    "lenet", LeNet5, _twin, (32, 32, 1), batch=32, steps=100, rounds=9, lr=0.01, momentum=0.9,
+    "lenet", LeNet5, lambda twins: twins.SmallNet(1, conv_bias=False),
+    (32, 32, 1), batch=32, steps=100, rounds=9, lr=0.01, momentum=0.9,
     policies=("fp32", "fp16", "mixed"),
     limits={
         ("tpuflow fp32", "jax_scan fp32"): 0.5,

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from bench.contest import NARROW_LIMITS, Workload, main
 from models.resnet import MINDSPORE, resnet50
 
-
-def _twin() -> Any:
-    from train.torch_models import ResNet
-
-    return ResNet((3, 4, 6, 3), bottleneck=True, classes=10, even=False, epsilon=MINDSPORE.epsilon)
-
-
 WORKLOAD = Workload(
-    "resnet50", resnet50, _twin, (224, 224, 3), batch=4, steps=1, rounds=5, lr=0.01, momentum=0.9,
+    "resnet50", resnet50,
+    lambda twins: twins.ResNet((3, 4, 6, 3), bottleneck=True, classes=10, even=False, epsilon=MINDSPORE.epsilon),
+    (224, 224, 3), batch=4, steps=1, rounds=5, lr=0.01, momentum=0.9,
     policies=("fp32", "fp16", "mixed"),
     limits={
         ("tpuflow fp32", "jax_jit fp32"): 1.1,

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from tests.quick import quickly_compiled
 from tests.warm import compiled_earlier, forget_if_many, is_warm
 from tpuflow.device.fast import cache
 from tpuflow.errors import ConfigError, DataError
@@ -136,6 +137,13 @@ def compiled_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     jax.config.update("jax_compilation_cache_dir", str(kept))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     compilation_cache.reset_cache()  # what was compiled while tests were collected has found that there is none
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[None]:
+    """For files that ask what is computed, not how XLA's machine code does it."""
+    with quickly_compiled():
+        yield
 
 
 def _folder_of_run(config: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:

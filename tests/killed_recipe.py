@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tpuflow
+from tests.quick import quickly_compiled
 from train.__main__ import main
 from train.trainer.folders import ModelFolders
 
@@ -38,4 +39,5 @@ def _killing() -> None:
 
 if __name__ == "__main__":
     _killing()
-    sys.exit(main(sys.argv[1:]))
+    with quickly_compiled():  # as the tests are that compare its bits
+        sys.exit(main(sys.argv[1:]))

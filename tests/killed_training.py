@@ -17,6 +17,7 @@ import optax
 import orbax.checkpoint  # noqa: F401  (imported once by the fork server, not by every child)
 
 import tpuflow
+from tests.quick import quickly_compiled
 from tests.test_training import Net, blobs
 from tpuflow.training import entry  # noqa: F401
 from tpuflow.training.callbacks import checkpointing  # noqa: F401
@@ -63,7 +64,8 @@ def share_compiled_code(cache: str) -> None:
 def child(directory: str, cache: str, pipe: Connection) -> None:
     """What runs in the process; compiled code is shared through `cache`."""
     share_compiled_code(cache)
-    result = train(directory, [Report(pipe)])
+    with quickly_compiled():
+        result = train(directory, [Report(pipe)])
     np.savez(Path(directory).parent / "final.npz", *map(np.asarray, jax.tree.leaves((result.params, result.opt_state))))
     pipe.send("done")
 

@@ -24,6 +24,8 @@ from tpuflow.errors import CheckpointError, ConfigError, DataError
 from tpuflow.training.checkpoints import files as checkpoints
 from train.pipeline import Batches, Loader
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 class Stop(tpuflow.Callback):
     """Fails in the middle of a training, as a power cut would."""
@@ -392,7 +394,9 @@ def test_bits_of_every_type_survive(tmp_path):
 # --- SIGKILL ----------------------------------------------------------------------------------------------------------
 
 
-def kill(tmp_path, kills):
+@pytest.mark.slow
+def test_a_training_killed_twelve_times_ends_in_the_same_bits(tmp_path):
+    kills = 12
     killed, locked, started = killed_training.kill_and_resume(tmp_path, kills, seed=kills)
     assert killed == locked == kills and started == kills + 1
     whole = killed_training.train(str(tmp_path / "whole"))
@@ -400,13 +404,3 @@ def kill(tmp_path, kills):
         assert same_bits(list(found.values()), jax.tree.leaves((whole.params, whole.opt_state)))
     left = [entry.name for entry in os.scandir(tmp_path / "run")]
     assert len(left) == 3 and all(name.startswith("step_") for name in left), "nothing half written stays behind, and no lock"
-
-
-@pytest.mark.slow
-def test_a_killed_training_goes_on_bit_for_bit(tmp_path):
-    kill(tmp_path, 3)
-
-
-@pytest.mark.slow
-def test_a_training_killed_twenty_times_ends_in_the_same_bits(tmp_path):
-    kill(tmp_path, 20)

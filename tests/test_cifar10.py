@@ -18,6 +18,8 @@ from tpuflow.errors import DataError
 from tpuflow.examples import data
 from train import cifar10
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 RECORDS = 2
 
 

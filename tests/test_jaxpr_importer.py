@@ -13,8 +13,9 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 
-from tests.cases import CASES, QUICK, ROWS, assert_close, words
+from tests.cases import CASES, ROWS, assert_close, words
 from tests.coverage import primitives_of_jax
+from tests.quick import QUICK
 from tpuflow.errors import UnsupportedDtypeError, UnsupportedPrimitiveError
 from tpuflow.jaxprs.expansions import EXPANSIONS
 from tpuflow.lower.graph.graph import Graph

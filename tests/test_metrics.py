@@ -15,6 +15,8 @@ import tpuflow
 from tpuflow.errors import ConfigError
 from tpuflow.training.metrics import METRICS, Metric, Tally, class_accuracy, top_k_accuracy
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 CLASSES = 7
 
 

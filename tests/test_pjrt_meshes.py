@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 from jaxlib import xla_client
 
+from tests.entry_points import installed
 from tests.pjrt_mesh_cases import CASES, square
+from tests.quick import FLAGS
 from tpuflow.errors import ProgramFileError
 from tpuflow.jaxprs.plugins import assigned, placement_of
 from tpuflow.pjrt.envelope import ProgramMetadata, pack, unpack
@@ -26,20 +28,10 @@ ON_CPU = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
 
 
 @pytest.fixture(scope="module")
-def plugins(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder from which JAX discovers the backend."""
-    folder = tmp_path_factory.mktemp("plugins")
-    info = folder / "tpuflow_entry_points-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tpuflow-entry-points\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[jax_plugins]\ntpusim = tpuflow.pjrt\n")
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def environment(plugins: str) -> dict[str, str]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    plugins = installed(tmp_path_factory.mktemp("plugins"), "jax_plugins")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "TPUFLOW_", "XLA_"))}
-    return kept | {"PYTHONPATH": os.pathsep.join((plugins, str(REPOSITORY)))}
+    return kept | {"PYTHONPATH": os.pathsep.join((plugins, str(REPOSITORY))), "XLA_FLAGS": FLAGS}
 
 
 def run(environment: Mapping[str, str], *arguments: str) -> str:

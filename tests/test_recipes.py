@@ -25,6 +25,8 @@ from train.options import from_arguments
 from train.recipe import Training
 from train.recipes import RECIPES
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 STEPS = 938
 
 

@@ -6,7 +6,6 @@ import copy
 import re
 import subprocess
 import sys
-import tomllib
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,11 +17,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from tests.entry_points import installed  # noqa: E402
 from tests.torch_beside import CLOSE, assert_close, compiled  # noqa: E402
 from tpuflow.errors import ConfigError, DataError, UnsupportedDtypeError, UnsupportedPrimitiveError  # noqa: E402
 from tpuflow.torch import GraphBreakWarning, explain, lowers  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("quick")]
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -231,14 +231,9 @@ def test_a_row_can_be_entered_for_an_operator_of_ones_own():
 
 @pytest.mark.slow
 def test_the_entry_point_is_found_in_a_fresh_process_and_tpuflow_alone_needs_no_torch(tmp_path):
-    entries = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"]
-    installed = tmp_path / "door-1.0.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: door\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text("[torch_dynamo_backends]\n" + "".join(f"{k} = {v}\n" for k, v in entries.items()))
     code = (
         "import sys, tpuflow; tpuflow.jit; assert 'torch' not in sys.modules\n"
-        f"sys.path.insert(0, {str(tmp_path)!r}); import torch\n"
+        f"sys.path.insert(0, {installed(tmp_path, 'torch_dynamo_backends')!r}); import torch\n"
         "print(torch.compile(lambda x: x + 1, backend='tpuflow')(torch.ones(2)).tolist())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=REPOSITORY)

@@ -20,6 +20,8 @@ from tpuflow.data.feeding import make_feed
 from tpuflow.errors import DataError
 from tpuflow.training.losses import LOSSES
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 class Net(nn.Module):
     """Two dense layers: [B, ...] -> [B, 3]."""

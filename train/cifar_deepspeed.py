@@ -18,8 +18,9 @@ from tpuflow.device.timing.program import sink_time
 from tpuflow.errors import ConfigError
 from train import cifar10, transforms
 from train.cifar import hits_of
-from train.deepspeed_config import Section, parse_config, read_config
+from train.deepspeed_config import Section, parse_config
 from train.logs import Lines, Row
+from train.model_files import read_json
 from train.options import DeviceOptions, option
 from train.ranges import check_least, dashed
 from train.recipe import Recipe, transformed
@@ -99,7 +100,7 @@ def config_of(options: DeepSpeedOptions) -> Section:
     """
     if options.deepspeed_config is None:
         return example_config(options.dtype or "fp16", options.stage or 0)
-    config = read_config(options.deepspeed_config)
+    config = read_json(options.deepspeed_config, "a training by --deepspeed_config")
     stage = _of(config, "zero_optimization", "stage", 0)
     if options.stage is not None and options.stage != stage:
         raise ConfigError(

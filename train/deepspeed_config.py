@@ -7,19 +7,17 @@ checks its value and, where it changes nothing here, why.
 from __future__ import annotations
 
 import functools
-import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import optax
 from jax import numpy as jnp
 
 from tpuflow import amp
-from tpuflow.errors import ConfigError, a_thing
+from tpuflow.errors import ConfigError
 from tpuflow.training.strategies import SHARDINGS
 
 Section = Mapping[str, Any]
@@ -193,23 +191,6 @@ class DeepSpeedConfig:
     offload_optimizer: bool
     breakdown: bool
     seed: int
-
-
-def read_config(path: Path) -> Section:
-    """The JSON of a file.
-
-    Raises:
-      ConfigError: there is none.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--deepspeed_config {path}: cannot be read ({error.strerror}).") from error
-    except ValueError as error:
-        raise ConfigError(f"--deepspeed_config {path}: no JSON: {error}.") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"--deepspeed_config {path}: expected an object with keys such as train_batch_size, got {a_thing(found)}.")
-    return found
 
 
 def parse_config(config: Section, chips: int) -> DeepSpeedConfig:

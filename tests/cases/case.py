@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.quick import QUICK
+
 F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(jnp.bfloat16)
 S32, U32, BOOL = np.dtype(np.int32), np.dtype(np.uint32), np.dtype(np.bool_)
 FLOATS = (F32, F16, BF16)
@@ -129,10 +131,6 @@ class Case:
         assert len(outputs) == len(expected), f"{self.name}: {len(outputs)} outputs, {len(expected)} expected"
         for i, (got, want) in enumerate(zip(outputs, expected, strict=True)):
             assert_close(np.asarray(got), want, self.tolerance, f"{self.name}, output {i}")
-
-
-# LLVM's optimisations, and fusions that are emitted through MLIR, change no value here beyond the tolerances, and take most of the time.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True, "xla_cpu_use_fusion_emitters": False}
 
 
 @functools.cache
