@@ -160,7 +160,7 @@ class Grouping:
         makers = {g: None for v in node.inputs if (g := self._direct_group(v, shape)) is not None and g.kind in kinds}
         if not shape and len(makers) > 1 and any(g.kind is not Kind.MAP for g in makers):
             makers = {}  # an epilogue would make one kernel wait for the other, and neither could be merged with its like
-        for group in sorted(makers, key=lambda g: -g.level):
+        for group in sorted(makers, key=lambda g: (-g.level, g.kind is Kind.MAP)):
             if group.kind is not None and self._can_follow(node, group):  # one that was tried before may have absorbed it in vain
                 return group
         need = max((self.level(v) for v in node.inputs), default=0)
