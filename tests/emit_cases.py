@@ -149,6 +149,14 @@ def _causal(b: Builder, x: Value) -> Value:
     return b.select(b.ge(row, column), x, b.full_like(x, -1.0))
 
 
+def _dropped(b: Builder, x: Value, state: Value) -> Value:
+    return b.select(b.lt(b.random(state, x.shape), 0xC0000000), x, b.full_like(x, 0.0))
+
+
+def _dropped_columns(b: Builder, x: Value, rows: Value, state: Value) -> Value:
+    return _dropped(b, b.add(x, b.broadcast(rows, x.shape, (0,))), state)
+
+
 def _moments(b: Builder, x: Value) -> Sequence[Value]:
     total, square = b.reduce("add", x, (0,)), b.reduce("add", b.mul(x, x), (0,))
     return b.mul(total, 0.5), b.add(square, total)
@@ -230,6 +238,8 @@ MAPS = (
     Case("bitcast_convert", lambda b, x: b.convert(b.bitcast(x, U32), F32), (t(F32, 3, 50),)),
     Case("full", lambda b: b.full(t(F16, 7, 300), 1.5), ()),
     Case("iota", lambda b: (b.iota(t(S32, 5, 40, 3), 1), b.iota(t(F32, 4, 1), 1)), ()),
+    Case("random", lambda b, s: (b.random(s, (5, 40, 3)), b.random(s, (2, 1))), (t(U32, 4),), 0, 1 << 31),
+    Case("random_one", lambda b, s: b.random(s, (1,)), (t(U32, 4),)),
     Case("broadcast_minor", lambda b, x: b.broadcast(x, (40, 30), (1,)), (t(F32, 30),)),
     Case("broadcast_stretch", lambda b, x: b.broadcast(x, (4, 6, 5, 30), (1, 2, 3)), (t(PRED, 6, 1, 30),)),
     Case("broadcast_scalar", lambda b, x: b.broadcast(x, (4, 600), ()), (t(F32),)),
@@ -241,6 +251,8 @@ MAPS = (
     Case("fused_bias_relu", fuse("map", _bias_relu), (t(F32, 6, 7, 45), t(F32, 45))),
     Case("fused_stretched", fuse("map", _stretched), (t(F32, 20, 36), t(F32, 20, 1), t(F32))),
     Case("fused_iota", fuse("map", _causal), (t(F32, 3, 17, 19),)),
+    Case("fused_random", fuse("map", _dropped), (t(F32, 7, 9, 45), t(U32, 4)), 0, 1 << 31),
+    Case("fused_random_of_two_axes", fuse("map", _dropped_columns), (t(F32, 45, 70), t(F32, 45), t(U32, 4)), 0, 1 << 31),
     Case("fused_same_input_twice", fuse("map", lambda b, x, r: (b.add(x, b.broadcast(r, x.shape, (1,))), x)), (t(F32, 30, 30), t(F32, 30))),
     Case("wide", lambda b, x: b.neg(x), (t(F32, 3, 5000),)),
 )  # fmt: skip

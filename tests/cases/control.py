@@ -99,6 +99,20 @@ def _changed_in_place(x: Any) -> Any:
     return total[...], jax.freeze(rows)
 
 
+def _state_scan(state: Any) -> Any:
+    return lax.scan(lambda state, _: lax.rng_bit_generator(state, (3, 5)), state, None, length=3)
+
+
+def _dropped_product(words: Any, x: Any, w: Any) -> Any:
+    y = x @ w
+    return jnp.where(jax.random.bernoulli(jax.random.wrap_key_data(words, impl="rbg"), 0.9, y.shape), y / 0.9, 0)
+
+
+def _dropped_rows(words: Any, x: Any) -> Any:
+    kept = jax.random.bernoulli(jax.random.wrap_key_data(words, impl="rbg"), 0.7, x.shape)
+    return jnp.where(kept, jax.nn.softmax(x), 0) @ x.swapaxes(1, 2)
+
+
 def _key_scan(key: Any) -> Any:
     def step(key: Any, _: Any) -> tuple[Any, Any]:
         key, now = jax.random.split(key)
@@ -113,6 +127,7 @@ def _case(name: str, fn: Callable[..., Any], *args: Arg, grad: bool = False, tol
 
 
 _KEY = Arg((2,), U32, "key")
+PHILOX = lax.RandomAlgorithm.RNG_PHILOX
 _CALLS = [
     _case("jit-nested", jax.jit(lambda x: jax.jit(lambda y: y * 2)(x) + 1), Arg((33,)), grad=True),
     _case("custom_vjp", _clipped_gradient, Arg((33,)), grad=True),
@@ -225,6 +240,16 @@ _RANDOM = [
     *(_case(f"random-{impl}", _drawn(impl), Arg((words,), U32, "key"), tolerance="composed") for impl, words in _GENERATORS.items()),
     _case("rng_bit_generator", lambda state: lax.rng_bit_generator(state, (3, 7)), Arg((4,), U32, "key")),
     _case("rng_bit_generator-uint8", lambda state: lax.rng_bit_generator(state, (9,), np.uint8), Arg((4,), U32, "key")),
+    _case("rng_bit_generator-uint16", lambda state: lax.rng_bit_generator(state, (5, 1, 3), np.uint16), Arg((4,), U32, "key")),
+    _case("rng_bit_generator-0d", lambda state: lax.rng_bit_generator(state, ()), Arg((4,), U32, "key")),
+    _case("rng_bit_generator-none", lambda state: lax.rng_bit_generator(state, (0, 3)), Arg((4,), U32, "key")),
+    _case("rng_bit_generator-philox", lambda state: lax.rng_bit_generator(state, (131,), algorithm=PHILOX), Arg((4,), U32, "key")),
+    _case("rng_bit_generator-carries", lambda x: lax.rng_bit_generator(x | np.uint32(0xFFFFFFFE), (40,)), Arg((4,), U32, "key")),
+    _case("rng_bit_generator-moved", lambda state: lax.rng_bit_generator(state, (3, 4, 5))[1].T[1:], Arg((4,), U32, "key")),
+    _case("rng_bit_generator-vmapped", jax.vmap(lambda state: lax.rng_bit_generator(state, (5,))), Arg((3, 4), U32, "key")),
+    _case("rng_bit_generator-scanned", _state_scan, Arg((4,), U32, "key")),
+    _case("dropout-product", _dropped_product, Arg((4,), U32, "key"), Arg((9, 20)), Arg((20, 33)), tolerance="composed"),
+    _case("dropout-rows", _dropped_rows, Arg((4,), U32, "key"), Arg((2, 9, 33)), tolerance="composed"),
     _case("random-scalar", _random(lambda k: jax.random.uniform(k)), _KEY),
 ]
 CASES = [*_CALLS, *_LOOPS, *_BRANCHES, *_RANDOM]

@@ -3,8 +3,9 @@
 Sources, by the letters that the rows use: [tpu_info] JAX's Pallas table of TPU generations; [cloud] Google Cloud's system architecture
 pages; [book] the scaling book (JAX); [cann] CANN's platform file Ascend910A.ini; [course] the MindSpore 1.0 course notes on on-device
 execution; [perf] Sophgo's PerfAI tables; [tt] torch-tpu's tools/examples/tpu.json and OpCounter; [mlir] tpu-mlir's BM1690.h;
-[mlperf] the system files of MLPerf training results 1.0; [tpu_v4] Jouppi et al., TPU v4 (2023). "derived" is arithmetic on such
-numbers, "assumed" has no source.
+[mlperf] the system files of MLPerf training results 1.0; [tpu_v4] Jouppi et al., TPU v4 (2023); [prng] cycles measured on a TPU of two
+cores at 1.05 GHz (ayaka14732.github.io/pallas-tpu-tutorial, chapter 4, section 6). "derived" is arithmetic on such numbers, "assumed" has
+no source.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 _TPU: Mapping[str, Any] = {
     "family": "tpu",
     "matrix_rows": 128, "matrix_columns": 128, "matrix_load_cycles": 128,
-    "vector_sublanes": 8, "vector_lanes": 128, "vector_units": 2,
+    "vector_sublanes": 8, "vector_lanes": 128, "vector_units": 2, "random_words": 128,
     "acc_bytes": 4 * MIB, "smem_bytes": 16 * KIB,
     "matrix_f32_as": "bf16",
     "hbm_burst_bytes": 64,
@@ -36,9 +37,9 @@ which MaxText's attention computes in one piece (sa_block_q, sa_block_kv_compute
 _TPU_SOURCE = (
     "1 us a hop, a quarter of a host's 25 GB/s of network, 8 us for a gather of 32 KB over three hops on v5e, of which 3 are neither its "
     "hops nor its bytes [book], 0.9 of the links' bandwidth sustained by gathers of 67 MB on v7x (tpu-recipes, Ironwood); "
-    "registers of 8 x 128 lanes [book]; f32 products as one bf16 pass, three or six (jax.lax.Precision); launch 110 us: dispatch and wait "
-    "on a TPU VM, TPU microbenchmarks; accumulators 4 MiB (from v6e on 16: tpu-recipes), bursts of 64 bytes, DMA start-up, issue and HBM "
-    "efficiency assumed"
+    "registers of 8 x 128 lanes [book], one of random bits every 8 cycles, which all generations' generators are taken to make [prng]; f32 "
+    "products as one bf16 pass, three or six (jax.lax.Precision); launch 110 us: dispatch and wait on a TPU VM, TPU microbenchmarks; "
+    "accumulators 4 MiB (from v6e on 16: tpu-recipes), bursts of 64 bytes, DMA start-up, issue and HBM efficiency assumed"
 )
 
 _SOPHGO: Mapping[str, Any] = {

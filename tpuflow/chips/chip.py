@@ -20,7 +20,8 @@ class Chip:
     which f32 operands enter it ("f32": as they are; "bf16": rounded, or split over three or six passes as the precision asks; "f16":
     rounded). It accumulates in f32, integers in s32.
     Vector unit: `vector_units` operations a cycle on `vector_sublanes` x `vector_lanes` lanes of 32 bits; `vector_packs` types of 16 bits
-    go twice as fast (1) or not (0). A division, root or transcendental function counts as `special_passes` operations.
+    go twice as fast (1) or not (0). A division, root or transcendental function counts as `special_passes` operations. A core's generator
+    makes `random_words` random words of 32 bits a cycle (0: it has none, the vector unit computes them).
     Vector memory: `vmem_bytes` a core. A move between an array that stays there and a tile goes at `vmem_bytes_per_second`, loads and
     stores each at that rate (0: no array stays there).
     HBM: `hbm_bytes_per_second` for the chip, `core_hbm_bytes_per_second` for what one core can draw (0: all of it), bursts of
@@ -69,6 +70,7 @@ class Chip:
     matrix_f32_as: str = "f32"
     vector_packs: int = 0
     special_passes: int = 4
+    random_words: int = 0
     vmem_bytes_per_second: float = 0.0
     core_hbm_bytes_per_second: float = 0.0
     hbm_burst_bytes: int = 64

@@ -33,7 +33,7 @@ from tpuflow.isa.program import Block, Kernel, Loop, Program, Switch, While, wal
 from tpuflow.isa.wire import Codec, Reader, Writer
 
 MAGIC = b"\x89TPX\r\n\x1a\n"
-MAJOR, MINOR = 12, 0
+MAJOR, MINOR = 13, 0
 SECTIONS = {  # every section with the Program fields that it holds
     "CHIP": ("chip",),
     "BUFS": ("buffers",),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TRAITS = {
     "elementwise": "each element written is made of the same element of every tile read",
-    "fills": "each element written depends on its position alone",
+    "fills": "each element written depends on its position, and on nothing else that differs between elements",
     "repeats": "what is written are elements of one tile, some of them several times",
     "permutes": "what is written is one tile with its axes in another order",
     "slices": "what is written are elements of one tile at even distances along its axes",

@@ -11,8 +11,9 @@ import math
 from typing import Any
 
 from tpuflow.chips.chip import Chip
-from tpuflow.dtypes import PRED
+from tpuflow.dtypes import PRED, U32
 from tpuflow.isa import instruction as field
+from tpuflow.isa import philox
 from tpuflow.isa.arithmetic import Arithmetic
 from tpuflow.isa.contraction import Halo, SlidingAxis
 from tpuflow.isa.cost import Cost, ShapeOf
@@ -214,6 +215,48 @@ class Bitcast(_Compute):
     def meaning(self, ar: Arithmetic, trip: Trip, a: Any) -> Any:
         """The same bits."""
         return ar.bitcast(a, self.a.dtype, self.dst.dtype)
+
+
+@rule("`state` has four elements in vmem, which `dst` need not; `strides` are one an axis of `dst`")
+def _drawn(i: Random) -> None:
+    require_axes("state", i.state, (TileAxis(4),))
+    if i.state.space != "vmem":
+        raise Refusal(f"state lies in {i.state.space}; expected vmem")
+    if len(i.strides) != len(i.dst.axes):
+        raise Refusal(f"strides are {i.strides}; expected {len(i.dst.axes)}, one an axis of dst")
+
+
+@instr(0x1B, "random", "fills", rules=(lies_in(dst="vmem|smem"), is_of("dst", U32), is_of("state", U32), _drawn))
+class Random(_Compute):
+    """dst = random words by their numbers: `first`, plus for each axis its entry of `strides` times the position on the whole axis.
+
+    Philox-4x32-10 makes four words at a time of a key of 64 bits and a counter of 128. The four words of `state` are the key and the lower
+    half of the counter's start, whose upper half is the key again, as in XLA's `RngBitGenerator`.
+    """
+
+    dst: Tile = field.dst()
+    state: Tile = field.src()
+    strides: tuple[int, ...] = field.axes_field()
+    first: int = field.number(default=0)
+
+    @property
+    def queue(self) -> str:
+        """The vector queue: registers get words from the generator of the vector unit."""
+        return "vector"
+
+    def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
+        """A core's generator makes `random_words` of the chip's row a cycle; without one, the vector unit computes every word."""
+        shape = shape_of(self.dst)
+        operations = 1 if chip.random_words else philox.OPERATIONS
+        return Cost(cycles=philox.cycles(chip, shape), element_ops=operations * math.prod(shape))
+
+    def meaning(self, ar: Arithmetic, trip: Trip, state: Any) -> Any:
+        """The words with these numbers, which wrap."""
+        number = ar.full(trip.shape, self.first % 2**32, U32)
+        for axis, stride in enumerate(self.strides):
+            along = ar.iota(trip.shape, axis, trip.start(self.dst.axes[axis]), U32)
+            number = ar.binary("add", number, ar.binary("mul", along, ar.full(trip.shape, stride % 2**32, U32), U32), U32)
+        return philox.words(ar, number, [ar.broadcast(state[n], trip.shape, ()) for n in range(4)])
 
 
 @rule("`axes` are ascending axes of `dst`, one an axis of `a`, which is the same there or of size 1")

@@ -18,7 +18,7 @@ from tpuflow.device.fast.positions import CannotLift, Positions
 from tpuflow.device.fast.product_operands import product_operands
 from tpuflow.device.fast.virtual import Lifting, State, Virtual, same_view
 from tpuflow.dtypes import F32, DType
-from tpuflow.isa import dma, matrix, vector
+from tpuflow.isa import dma, matrix, philox, vector
 from tpuflow.isa.contraction import Halo
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window
 from tpuflow.isa.splitting import multiply_split
@@ -52,6 +52,14 @@ def _filled(t: Lifting, i: Any, trips: Trips, state: State) -> None:
     """Instructions with the trait "fills": the result depends on the position alone."""
     (dst,) = i.writes()
     state.tiles[dst] = Virtual(i.meaning(t.ar, trips.trip(dst)))
+
+
+def _random(t: Lifting, i: vector.Random, trips: Trips, state: State) -> None:
+    words = t.read(i.state, state)
+    if words.batch:
+        raise CannotLift("a random state that depends on lifted axes")
+    work = frozenset({(id(i), philox.OPERATIONS)})
+    state.tiles[i.dst] = Virtual(i.meaning(t.ar, trips.trip(i.dst), words.array), work=work)
 
 
 def _broadcast(t: Lifting, i: vector.Broadcast, trips: Trips, state: State) -> None:
@@ -373,6 +381,7 @@ HANDLERS: Mapping[type[Instruction], Callable[..., None]] = {
     vector.Constant: _filled,
     matrix.MatmulZero: _filled,
     vector.Iota: _filled,
+    vector.Random: _random,
     vector.Broadcast: _broadcast,
     vector.Transpose: _transpose,
     vector.Slice: _slice,

@@ -54,7 +54,7 @@ def _read_in_place(node: Node) -> frozenset[Value]:
             loads.setdefault(value, set()).add((number, tuple(used)))
     stored = _StoredWindows.of(levels, region)
     elsewhere = {value for value, found in loads.items() if not stored.allow(found)}
-    elsewhere.update(n.inputs[0] for n in graph.nodes if n.op == "window")  # one number everywhere is a view that walks nowhere
+    elsewhere.update(n.inputs[0] for n in graph.nodes if n.op in ("window", "random"))  # one number everywhere is a view that walks nowhere
     return frozenset(node.inputs) - {outer for own, outer in zip(graph.inputs, node.inputs, strict=True) if own in elsewhere}
 
 

@@ -81,6 +81,11 @@ class KernelBuilder:
             self._access(self.reads, nest, one, axes, None)
         self.emit(Load(window))
 
+    def load_state(self, window: Window) -> None:
+        """Record the load of a small array, the same whole one at every point."""
+        self.reads[Access(window.buffer, (AccessAxis(Bound(window.tile.elems, ())),))] = None
+        self.emit(Load(window))
+
     def store(self, nest: Nest, window: Window, axes: Sequence[Axis], index: int | None = None) -> None:
         """Store a tile, as `load` loads one."""
         self._access(self.writes, nest, window, axes, index)

@@ -91,7 +91,8 @@ class Region:
         return want
 
     def accesses(self, roots: Sequence[Value], labels: Labels) -> Iterator[tuple[Value, Labels]]:
-        """(value, labels of its axes) for all inputs, iotas and results that the level of `roots`, with axes `labels`, accesses."""
+        """(value, labels of its axes) for all inputs, results and values that depend on their place, which the level of `roots`, with axes
+        `labels`, accesses."""
         want = self.needed(roots)
         for node in self.nodes:
             if node.op in LEVEL_STEPS or want.isdisjoint(node.results):
@@ -100,6 +101,8 @@ class Region:
                 yield node.inputs[0], broadcast_labels(node, labels)
             elif node.op == "window":
                 yield from ((node.inputs[0], used) for used in _runs(node.attrs["view"], node.result.shape, labels))
+            elif node.op == "random":
+                yield node.result, labels
             elif node.op == "iota":
                 yield node.result, (labels[node.attrs["axis"]],)
             else:
@@ -216,6 +219,8 @@ class LevelEmitter:
             return self._write(node, lambda dst: v.Constant(dst, node.attrs["value"]))
         if node.op == "iota":
             return self._iota(node)
+        if node.op == "random":
+            return self._random(node)
         if node.op not in ELEMENTWISE:
             raise GraphError(f"{node.source}: a kernel cannot compute {node.op!r} element by element")
         tiles = tuple(self.value(value) for value in node.inputs)
@@ -231,6 +236,19 @@ class LevelEmitter:
         if axis is None:  # an axis of size 1: position 0 everywhere
             return self._write(node, lambda dst: v.Constant(dst, 0))
         return self._write(node, lambda dst: v.Iota(dst, self.level.axes.index(axis)))
+
+    def _random(self, node: Node) -> Tile:
+        """Random words, numbered as the elements of the array would lie in memory."""
+        (state,) = node.inputs
+        key = (self.region.inputs[state], "state")
+        if key not in self.loaded:
+            self.loaded[key] = tile = self.kernel.tile(state.dtype, (TileAxis(4),))
+            self.kernel.load_state(Window(key[0], tile, (WindowAxis(4, 1),)))
+        dst = self.new(node.result.dtype)
+        walks = window(self.nest, key[0], self.merged.fold(self.level.labels), dst, self.level.axes).axes
+        strides = tuple(w.pitch * w.step for w in walks)
+        self.kernel.emit(v.Random(dst, self.loaded[key], strides, sum(w.origin * w.pitch for w in walks)))
+        return dst
 
     def _load(self, value: Value, labels: Labels) -> Tile:
         """Load an input with its own axes, then broadcast it to the level."""

@@ -32,7 +32,7 @@ from tpuflow.lower.emit.site import Emitted, Kernels, OperandNumbers, Plans, Sit
 from tpuflow.lower.emit.sort import emit_sort
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind, for_all
-from tpuflow.lower.graph.ops import PRODUCTS
+from tpuflow.lower.graph.ops import ENTRIES, PRODUCTS
 from tpuflow.lower.passes.sum_in_product import split_sums
 
 Scalar = int | float | bool
@@ -87,7 +87,7 @@ FORMS: Mapping[Kind, Form] = for_all(
     __name__,
 )
 TEMPLATES: Mapping[str, Callable[[Site], Plans]] = {
-    **dict.fromkeys((*ELEMENTWISE, "full", "iota", "broadcast", "window", "join"), emit_map),
+    **dict.fromkeys((*ELEMENTWISE, "full", "iota", *ENTRIES, "join"), emit_map),
     "constant": lambda site: (),  # its bytes are in the Program's constant section
     "copy": emit_plain_copy,
     "reshape": emit_plain_copy,

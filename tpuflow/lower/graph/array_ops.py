@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tpuflow.dtypes import F32, PRED, S32
+from tpuflow.dtypes import F32, PRED, S32, U32
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
 from tpuflow.lower.graph.graph import TensorType
@@ -106,6 +106,12 @@ def _iota(call: Call) -> Types:
     result = call.asked_type()
     call.require_kind(result.dtype, ARITHMETIC)
     _axes(call, (call.attrs["axis"],), len(result.shape))
+    return (result,)
+
+
+def _random(call: Call) -> Types:
+    result = call.asked_type()
+    call.require(call.inputs == (TensorType(U32, (4,)),) and result.dtype == U32, "makes u32 of a state, u32[4]")
     return (result,)
 
 
@@ -294,6 +300,7 @@ ARRAY_OPS = (
     Op("full", 0, ("value",), _full),
     Op("constant", 0, ("data",), _constant),
     Op("iota", 0, ("axis",), _iota),
+    Op("random", 1, (), _random),
     Op("broadcast", 1, ("axes",), _broadcast),
     Op("window", 1, ("view", "fill"), _window),
     Op("join", None, ("views",), _join),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tpuflow.dtypes import F32, PRED, S32, DType
+from tpuflow.dtypes import F32, PRED, S32, U32, DType
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
 from tpuflow.isa.calls import HostFunction
@@ -118,6 +118,10 @@ class Builder(NodeBuilder):
     def iota(self, type: TensorType, axis: int) -> Value:
         """The position along `axis`."""
         return self.emit("iota", (), {"axis": axis}, [type]).result
+
+    def random(self, state: Value, shape: Sequence[int]) -> Value:
+        """The first words of the random stream that begins at a state, u32[4], in row-major order."""
+        return self.emit("random", (state,), asked=[TensorType(U32, tuple(shape))]).result
 
     def broadcast(self, x: Value, shape: Sequence[int], axes: Sequence[int]) -> Value:
         """Operand axis i lies along result axis axes[i]; an operand axis of size 1 is stretched."""

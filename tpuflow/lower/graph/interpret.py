@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tpuflow.errors import GraphError
+from tpuflow.isa import philox
 from tpuflow.isa.contraction import Contraction
 from tpuflow.lower.graph.blocking import depth_block, is_ordered, sum_block
 from tpuflow.lower.graph.elementwise import DEVICE, meaning
@@ -90,6 +91,12 @@ def _iota(node: Node) -> Array:
     shape, axis = node.result.shape, node.attrs["axis"]
     along = np.arange(shape[axis]).astype(node.result.dtype.numpy)
     return np.broadcast_to(along.reshape([-1 if i == axis else 1 for i in range(len(shape))]), shape)
+
+
+def _random(node: Node, state: Array) -> Array:
+    shape = node.result.shape
+    numbers = np.arange(node.result.type.elems, dtype=np.uint32).reshape(shape)
+    return philox.words(DEVICE, numbers, [np.broadcast_to(word, shape) for word in state])
 
 
 def _broadcast(node: Node, x: Array) -> Array:
@@ -229,6 +236,7 @@ _OTHER: dict[str, Callable[..., Any]] = {
     "full": lambda node: np.full(node.result.shape, node.attrs["value"], node.result.dtype.numpy),
     "constant": lambda node: node.attrs["data"],
     "iota": _iota,
+    "random": _random,
     "broadcast": _broadcast,
     "window": lambda node, x: read(x, node.attrs["view"], node.result.shape, node.attrs["fill"]),
     "join": _join,

@@ -9,7 +9,7 @@ from typing import TypeVar
 from tpuflow.errors import GraphError
 from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Graph, Node, Value
-from tpuflow.lower.graph.ops import ELEMENTWISE, FUSIBLE_MOVES, PRODUCTS
+from tpuflow.lower.graph.ops import ELEMENTWISE, ENTRIES, FUSIBLE_MOVES, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.rows import rows_of
 from tpuflow.lower.graph.text import node_text
@@ -64,8 +64,8 @@ _MADE_IN_PLACE = ELEMENTWISE | {"full", "iota"}
 
 
 def _is_entry(inner: Node, region: Graph) -> bool:
-    """Whether a node only broadcasts or views a region input in the iteration space."""
-    return inner.op in ("broadcast", "window") and inner.inputs[0] in region.inputs
+    """Whether a node only broadcasts or views a region input in, or draws from one, for the iteration space."""
+    return inner.op in ENTRIES and inner.inputs[0] in region.inputs
 
 
 def _verify_map_nodes(node: Node, nodes: Iterable[Node], shape: tuple[int, ...]) -> None:

@@ -14,6 +14,8 @@ from tpuflow.lower.graph.op import Call, Op, Types
 FUSIBLE_MOVES = ("slice", "concatenate", "transpose", "reverse")
 """Operations that may be members of a `Kind.SEVERAL` kernel besides fused maps, reductions and rows."""
 PRODUCTS = ("dot", "conv")
+ENTRIES = ("broadcast", "window", "random")
+"""What a kernel makes, for itself, of an operand that lies in memory in another shape."""
 OPS: dict[str, Op] = {row.name: row for row in (*ARRAY_OPS, *CONTROL_OPS)}
 ELEMENTWISE = frozenset(row.name for row in OPS.values() if row.elementwise)
 

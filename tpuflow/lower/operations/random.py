@@ -1,4 +1,4 @@
-"""Random bits: threefry in vector operations, its bits exactly JAX's."""
+"""Random bits, exactly JAX's: threefry in vector operations, Philox by the device's instruction."""
 
 from __future__ import annotations
 
@@ -33,56 +33,30 @@ def _rotated_left(b: Builder, x: Value, amount: int) -> Value:
     return b.or_(b.shl(x, amount), b.shr_logical(x, 32 - amount))
 
 
-# The same, section 3.3: philox-4x32, 10 rounds.
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-
-
 def rng_bits(b: Builder, state: Value, shape: Sequence[int], dtype: DType) -> tuple[Value, Value]:
     """The next state, u32[4], and random bits of a shape in an unsigned type: XLA's for philox, its default (xla/hlo/builder/lib/prng.cc).
 
-    Of the state the first two words are the key, the others the lower half of a counter of 128 bits; its upper half is the key again.
+    Of the state the first two words are the key, the others the lower half of a counter of 128 bits, which goes up by 1 for four words.
     """
-    count = math.prod(shape)
-    words = [b.reshape(b.slice_axis(state, 0, i, i + 1), ()) for i in range(4)]
-    counter = (words[2], words[3], words[0], words[1])
-    places = TensorType(U32, (-(-count // 4),))
-    found = philox4x32(b, _counted(b, counter, b.iota(places, 0)), [b.splat(word, places.shape) for word in words[:2]])
-    drawn = b.reshape(b.concatenate([b.reshape(x, (*places.shape, 1)) for x in found], 1), (4 * places.elems,))
-    after = _counted(b, counter, b.scalar(places.elems, U32))
-    following = b.concatenate([b.reshape(x, (1,)) for x in (*words[:2], *after[:2])], 0)
-    return following, b.convert(b.reshape(b.slice_axis(drawn, 0, 0, count), shape), dtype)
-
-
-def _counted(b: Builder, counter: Sequence[Value], more: Value) -> list[Value]:
-    """A 128-bit counter in four words, lowest first, plus `more`."""
-    result, carry = [], more
-    for word in counter:
-        word = b.splat(word, more.shape)
-        result.append(b.add(word, carry))
-        carry = b.convert(b.lt(result[-1], word), U32)
-    return result
-
-
-def philox4x32(b: Builder, counter: Sequence[Value], key: Sequence[Value]) -> tuple[Value, ...]:
-    """Four words of random bits, u32, for each four words of a counter under the two words of a key."""
-    x0, x1, x2, x3 = counter
-    k0, k1 = key
-    for _ in range(10):
-        first, second = b.full_like(x0, _MULTIPLIERS[0]), b.full_like(x2, _MULTIPLIERS[1])
-        high0, low0, high1, low1 = b.mulhi(x0, first), b.mul(x0, first), b.mulhi(x2, second), b.mul(x2, second)
-        x0, x1, x2, x3 = b.xor(b.xor(high1, x1), k0), low1, b.xor(b.xor(high0, x3), k1), low0
-        k0, k1 = b.add(k0, _WEYL[0]), b.add(k1, _WEYL[1])
-    return x0, x1, x2, x3
+    _require_counted(shape)
+    key, counter = b.slice_axis(state, 0, 0, 2), b.slice_axis(state, 0, 2, 4)
+    low, high = (b.slice_axis(counter, 0, n, n + 1) for n in range(2))
+    after = b.add(low, -(-math.prod(shape) // 4))
+    following = b.concatenate([key, after, b.add(high, b.convert(b.lt(after, low), U32))], 0)
+    return following, b.convert(b.random(state, shape), dtype)
 
 
 def iota_2x32(b: Builder, *, shape: Sequence[int]) -> tuple[Value, Value]:
     """The row-major position of every element as a high and a low word."""
-    if math.prod(shape) > 1 << 32:
-        raise UnsupportedForm("more than 2^32 random words at once")
+    _require_counted(shape)
     whole = TensorType(U32, tuple(shape))
     low = b.full(whole, 0)
     for axis, size in enumerate(shape):
         if size > 1:
             low = b.add(low, b.mul(b.iota(whole, axis), math.prod(shape[axis + 1 :])))
     return b.full(whole, 0), low
+
+
+def _require_counted(shape: Sequence[int]) -> None:
+    if math.prod(shape) > 1 << 32:
+        raise UnsupportedForm("more than 2^32 random words at once")

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
-from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
+from tpuflow.lower.graph.ops import ELEMENTWISE, ENTRIES, PRODUCTS
 from tpuflow.lower.passes.analysis import CONTROL, effectful
 
-STRETCHED = frozenset(("broadcast", "window"))  # an operand in memory, seen in another shape
-INLINED = STRETCHED | {"full", "iota"}  # duplicated in every kernel that uses them
+INLINED = frozenset((*ENTRIES, "full", "iota"))  # duplicated in every kernel that uses them
 MAX_NODES = 256
 MAX_INPUTS = 24
 FIRST = (Kind.MAP, Kind.REDUCE, Kind.DOT)
@@ -83,7 +82,7 @@ class Grouping:
     # --- nodes ------------------------------------------------------------------------------------------------------
 
     def _add(self, node: Node, position: int) -> None:
-        if node.op in STRETCHED or not (node.op in INLINED or node.op in ELEMENTWISE or node.op in ("reduce", "join")):
+        if node.op in ENTRIES or not (node.op in INLINED or node.op in ELEMENTWISE or node.op in ("reduce", "join")):
             node = node.on(tuple([self._operand(node, i) for i in range(len(node.inputs))]), node.results)
         self._know(node, position)
         if node.op in INLINED:
@@ -161,7 +160,7 @@ class Grouping:
         makers = {g: None for v in node.inputs if (g := self._direct_group(v, shape)) is not None and g.kind in kinds}
         if not shape and len(makers) > 1 and any(g.kind is not Kind.MAP for g in makers):
             makers = {}  # an epilogue would make one kernel wait for the other, and neither could be merged with its like
-        for group in sorted(makers, key=lambda g: -g.level):
+        for group in sorted(makers, key=lambda g: (-g.level, g.kind is Kind.MAP)):
             if group.kind is not None and self._can_follow(node, group):  # one that was tried before may have absorbed it in vain
                 return group
         need = max((self.level(v) for v in node.inputs), default=0)

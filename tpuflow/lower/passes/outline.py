@@ -9,8 +9,8 @@ from types import MappingProxyType
 from tpuflow.chips import Chip
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
-from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
-from tpuflow.lower.passes.grouping import STRETCHED, Group, Grouping
+from tpuflow.lower.graph.ops import ELEMENTWISE, ENTRIES, PRODUCTS
+from tpuflow.lower.passes.grouping import Group, Grouping
 from tpuflow.lower.passes.ordering import in_order
 from tpuflow.lower.passes.unit_seconds import (
     move_seconds,
@@ -106,7 +106,7 @@ class Outline:
             if node in found:
                 continue
             found[node] = None
-            if node.op in STRETCHED:
+            if node.op in ENTRIES:
                 continue  # its operand is always read from memory
             for maker in [m for v in node.inputs if (m := self.grouping.maker.get(v)) is not None]:
                 if self._computes(group, node, maker, kernel):
@@ -172,7 +172,7 @@ class Outline:
         if node.op in PRODUCTS:
             maker = self.grouping.maker[value]
             return not (maker.op == "convert" and self._converts_on_read(maker))
-        return node.op in STRETCHED or self.grouping.group_of[node].kind is None
+        return node.op in ENTRIES or self.grouping.group_of[node].kind is None
 
     def _converts_on_read(self, convert: Node) -> bool:
         """Whether a reader should convert for itself: the operand is narrower, or it is stored anyway and a narrow copy would not pay; and

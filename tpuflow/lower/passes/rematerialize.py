@@ -13,7 +13,7 @@ from tpuflow.chips import Chip
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.memories import at_host
-from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
+from tpuflow.lower.graph.ops import ELEMENTWISE, ENTRIES, PRODUCTS
 from tpuflow.lower.passes.analysis import effectful
 from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.kernel_cost import MAX_NODES, roofline_seconds, row_bytes, uses_elementwise
@@ -22,7 +22,6 @@ from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on
 from tpuflow.lower.passes.unit_seconds import FILLED_SHARE, held_seconds, move_seconds, start_seconds
 
 SEPARATE = -1  # in place of a kernel's position: a new kernel
-STRETCHED = ("broadcast", "window")  # operations on a kernel's operands in memory
 _STEPS = {Kind.DOT: PRODUCTS, Kind.REDUCE: ("reduce",), Kind.ROWS: ("reduce",)}
 
 
@@ -332,7 +331,7 @@ def _cone(region: Graph, own: Value, stays: set[Value]) -> _Cone | None:
             return None
         elif node not in nodes:
             nodes.add(node)
-            (leaves.update if node.op in STRETCHED else stack.extend)(dict.fromkeys(node.inputs))
+            (leaves.update if node.op in ENTRIES else stack.extend)(dict.fromkeys(node.inputs))
     return _Cone(tuple(n for n in region.nodes if n in nodes), tuple(leaves))
 
 

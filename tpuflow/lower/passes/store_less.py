@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from tpuflow.chips import Chip
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
-from tpuflow.lower.graph.ops import PRODUCTS
+from tpuflow.lower.graph.ops import ENTRIES, PRODUCTS
 from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.kernel_cost import uses_elementwise
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
 from tpuflow.lower.passes.unit_seconds import move_seconds, work_seconds
 
-ENTRIES = frozenset(("broadcast", "window"))
 NEVER = 1 << 62
 
 

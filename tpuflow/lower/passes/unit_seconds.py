@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from tpuflow.chips import Chip
 from tpuflow.chips.chip import LANE_BYTES
+from tpuflow.isa import philox
 from tpuflow.isa.elementwise import OPERATIONS
 from tpuflow.lower.graph.blocking import ceil_div, depth_block
 from tpuflow.lower.graph.graph import Node, Value
@@ -46,6 +47,8 @@ def _cycles(node: Node, chip: Chip) -> float:
     if node.op == "broadcast":
         whole, axes = node.result.shape, node.attrs["axes"]
         return 0.0 if not whole or len(whole) - 1 in axes else chip.vector_cycles(chip.column_shape(whole), LANE_BYTES)
+    if node.op == "random":
+        return philox.cycles(chip, node.result.shape)
     special = node.op in OPERATIONS and OPERATIONS[node.op].special
     passes = chip.special_passes if special else int(is_work(node))
     if not passes:

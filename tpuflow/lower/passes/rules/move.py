@@ -207,6 +207,13 @@ def _move_of_iota(rw: Rewriter, node: Node) -> Value | None:
     return None if moved is None else rw.emit("iota", (), result, axis=moved)
 
 
+@rewrites("reshape")
+def _reshape_of_random(rw: Rewriter, node: Node) -> Value | None:
+    """Random words are numbered in row-major order, in any shape."""
+    made = rw.maker(node.inputs[0], "random")
+    return None if made is None else rw.emit("random", made.inputs, node.result.type)
+
+
 @rewrites("iota")
 def _iota(rw: Rewriter, node: Node) -> Value | None:
     """An iota along an axis of size 1 is zero."""
@@ -244,7 +251,8 @@ def _fuses(node: Node | None) -> bool:
 
 
 def _viewed(rw: Rewriter, x: Value, made: Node | None, shape: tuple[int, ...]) -> Value | None:
-    """x in another shape if that is free: the operand of a reshape, a splat, or an iota or broadcast that only loses axes of size 1."""
+    """x in another shape if that is free: the operand of a reshape, a splat, random words, an iota or broadcast that only loses axes of
+    size 1."""
     if made is None:
         return None
     if made.op == "reshape" and made.inputs[0].shape == shape:
@@ -252,6 +260,8 @@ def _viewed(rw: Rewriter, x: Value, made: Node | None, shape: tuple[int, ...]) -
     type = TensorType(x.dtype, shape)
     if made.op == "full":
         return rw.full(x.dtype, shape, made.attrs["value"])
+    if made.op == "random":
+        return rw.emit("random", made.inputs, type)
     if made.op == "broadcast" and not made.inputs[0].shape:
         return rw.emit("broadcast", made.inputs, type, axes=())
     places = _places(x.shape, shape)
