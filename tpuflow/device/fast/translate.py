@@ -22,6 +22,7 @@ from tpuflow.device.fast.kernel import translate_kernel
 from tpuflow.device.fast.lane_by_lane import picked
 from tpuflow.device.fast.lanes import Lanes
 from tpuflow.device.fast.liveness import AGAIN, CALLED, WORK, Key, Liveness, Step
+from tpuflow.device.fast.repeated_kernels import RepeatedKernels
 from tpuflow.device.fast.shapes import covers
 from tpuflow.device.fast.summed import Summed, summed
 from tpuflow.device.verify.footprint import cover, section_trips, store_box
@@ -56,6 +57,7 @@ class Translation:
         self.liveness = Liveness(whole, self.workload.numbers)
         self.packed = _packed(self.program, whole)
         self.picked = _picked(self.program)
+        self.repeated = None if self.program.mesh or self.bitexact else RepeatedKernels(self.program)
 
     def __call__(
         self, stage: Stage, zero: Any, trips: Any, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: Any
@@ -71,7 +73,7 @@ class Translation:
             c.buffer: ar.hold(_constant(program, c.buffer, c.data), program.buffers[c.buffer].dtype) for c in program.constants
         }
         env.update({k: words(x) for k, x in arrays.items()})
-        run = _Run(self, ar, list(map(words, infeeds)), budget)
+        run = _Run(self, ar, zero, list(map(words, infeeds)), budget)
         if stage.loop is not None:
             run.slice(stage.loop, env, stage.after, trips)
         else:
@@ -139,8 +141,8 @@ class _Run:
     """One pass over the blocks. `env` maps keys to arrays, and ("read", buffer) to an array and what the last kernel made that read it.
     `budget`: the limit on work, where it starts, the price of a trip of every loop that is counted."""
 
-    def __init__(self, translation: Translation, ar: LaxArithmetic, infeeds: list[Any], budget: Any):
-        self.t, self.ar, self.infeeds, self.budget = translation, ar, infeeds, budget
+    def __init__(self, translation: Translation, ar: LaxArithmetic, zero: Any, infeeds: list[Any], budget: Any):
+        self.t, self.ar, self.zero, self.infeeds, self.budget = translation, ar, zero, infeeds, budget
         self.program = translation.program
         self.resting: frozenset[int] = frozenset()
         self.sources: dict[int, int] = {}  # of copies, by their targets: one array under two numbers
@@ -201,9 +203,12 @@ class _Run:
             if source is env[b] and source.size >= COPIED_ELEMS:  # XLA copies what it may overwrite if it may be read later
                 arrays[b] = self.ar.after(source, results, self.t.lanes.alike)
         hbm = {b: self.ar.take(array, self.program.buffers[b].dtype) for b, array in arrays.items()}
-        axes = self.t.summed.kernels.get(id(kernel))
-        chips = None if axes is None else functools.partial(self.t.lanes.side_by_side, axes=axes)
-        new, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar, self.resting, read_later, chips)
+        if self.t.repeated is not None:
+            new, tier = self.t.repeated.translate(kernel, hbm, self.ar, self.zero, self.resting, read_later)
+        else:
+            axes = self.t.summed.kernels.get(id(kernel))
+            chips = None if axes is None else functools.partial(self.t.lanes.side_by_side, axes=axes)
+            new, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar, self.resting, read_later, chips)
         looked_at = read | {n for b in read if (n := self.sources.get(b, b)) in env and env[n] is arrays[b]}
         results = [x for x in new.values() if x.size]
         env.update({("read", b): (env[b], results) for b in (looked_at - written) & self.overwritten & env.keys()})
