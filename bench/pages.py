@@ -120,6 +120,15 @@ def _difference() -> str:
     return shown(text, slice(0, 10), slice(layers - 1, layers + 4))
 
 
+def _calibration() -> str:
+    """What `tpuflow calibrate -o` writes: the constants of the TPUs."""
+    from tpuflow.chips import get_chip
+    from tpuflow.device.timing.calibration import calibration_of
+    from tpuflow.estimating.commands import calibration_toml
+
+    return f"```toml\n{calibration_toml(calibration_of(get_chip('tpu-v5e')))}```"
+
+
 def _sweep(target: str, policy: str, steps: int) -> str:
     """A sink study."""
     chosen = f"--chip ascend910 --policy {policy} --sink-size 0 1 10 100 -1 --steps-per-epoch {steps}"
@@ -146,6 +155,7 @@ BLOCKS: Mapping[str, Block] = {
     "difference": Block("docs/reports.md", _difference),
     "sinks": Block("docs/reports.md", lambda: _sweep("models.lenet:lenet_step", "O0", 1875)),
     "long-step": Block("docs/reports.md", lambda: _sweep("models.resnet:resnet50_step", "O3", 40036)),
+    "calibration": Block("docs/timing.md", _calibration),
     "seconds": _of("estimate.json", "docs/timing.md", recorded.seconds),
     "depth": _of("depth.json", "docs/timing.md", recorded.depth),
     "scalesim": _of("scalesim.json", "docs/timing.md", recorded.scalesim),

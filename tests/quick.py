@@ -25,8 +25,9 @@ def quickly_compiled() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for option, value in QUICK.items():
             patch.setitem(COMPILER_OPTIONS, option, value)
+        before = jax.config.read("jax_disable_most_optimizations")
         jax.config.update("jax_disable_most_optimizations", True)
         try:
             yield
         finally:
-            jax.config.update("jax_disable_most_optimizations", False)
+            jax.config.update("jax_disable_most_optimizations", before)

@@ -16,6 +16,7 @@ from models.attention import Context, attend, causal
 CONFIG = MeshConfig(hidden_size=16, num_attention_heads=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 4, 6])
 def test_attention_in_blocks_is_that_of_a_window(window: int) -> None:
     q, k, v = (jax.random.normal(jax.random.key(n), (2, 12, heads, 8)) for n, heads in enumerate((4, 2, 2)))
@@ -23,6 +24,7 @@ def test_attention_in_blocks_is_that_of_a_window(window: int) -> None:
     np.testing.assert_allclose(attend_near(q, k, v, window), attend(q, k, v, (apart >= 0) & (apart < window)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attention",
     [

@@ -25,6 +25,7 @@ def _both(capacity_factor: float) -> tuple[Any, Any]:
     return module.apply(variables, X), exact.apply({"params": params}, X)[0]
 
 
+@pytest.mark.slow
 def test_with_place_for_all_it_is_the_exact_mixture() -> None:
     dropping, exact = _both(4.0)
     np.testing.assert_allclose(dropping, exact, rtol=2e-5, atol=1e-7)
@@ -36,6 +37,7 @@ def test_the_last_tokens_of_a_sequence_are_dropped() -> None:
     assert same[:, 0].all() and not same[:, -1].any() and 0 < same.sum() < same.size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity_factor", [4.0, 1.0, 0.5])
 def test_sorting_tokens_is_what_masks_do_gradients_too(capacity_factor: float) -> None:
     config = MeshConfig(**SIZES, experts=4, capacity_factor=capacity_factor)

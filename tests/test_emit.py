@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.emit_cases import CASES, DOTS, GENERIC, MAPS, REDUCES, SMALL, Case, assemble, fuse, kernels_of, t
+from tests.program_builder import edit_kernel, substitute
 from tpuflow.chips import get_chip
 from tpuflow.device.runtime import Executable
 from tpuflow.dtypes import BF16, F16, F32, PRED, S32, DType
@@ -134,6 +135,19 @@ def test_windows_that_overlap_are_slices_of_one_load_where_that_takes_less_time(
     for engine in ("reference", "fast"):
         (found,) = Executable(assemble(case.graph(), chip), engine=engine, fidelity="bitexact").launch(arrays)[0]
         assert np.asarray(found).tobytes() == interpret(case.graph(), *arrays)[0].tobytes()
+
+
+def test_slices_of_two_kinds_of_one_tile_mean_the_same_on_both_engines():
+    """The pieces of such a tile are not lifted as one stretch: what one stride takes of it is no stretch of the other's."""
+    case = Case("three", fuse("map", _windows_of_three), (t(F32, 61, 128),))
+    program = assemble(case.graph(), replace(SMALL, clock_hz=1e12))
+    slices = [i for k in program.kernels() for i in k.body if isinstance(i, Slice)]
+    other = edit_kernel(program, lambda k: substitute(k, lambda i: replace(i, strides=(1, 1)) if i is slices[0] else i))
+    arrays = case.arrays()
+    first, second = (
+        np.asarray(Executable(other, engine=engine, fidelity="bitexact").launch(arrays)[0][0]) for engine in ("reference", "fast")
+    )
+    assert first.tobytes() == second.tobytes() != run(program, arrays)[0].tobytes()
 
 
 @pytest.mark.parametrize(("start_up", "slots"), [(0.2e-6, 2), (1e-6, 3), (5e-6, 4)])

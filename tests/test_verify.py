@@ -23,7 +23,7 @@ from tpuflow.isa.bounds import Bound
 from tpuflow.isa.calls import HostFunction
 from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.instruction import Instruction, Tile, TileAxis, Window, WindowAxis
-from tpuflow.isa.program import CallHost, Infeed, Kernel, Loop, Outfeed, Program, Switch, While
+from tpuflow.isa.program import CallHost, GridAxis, Infeed, Kernel, Loop, Outfeed, Program, Switch, While
 
 PROGRAMS = programs.all_programs()
 
@@ -289,6 +289,15 @@ def test_operands_that_do_not_fit_are_refused(name: str) -> None:
     b = Builder()
     kernel = Kernel((), (), (), (instruction,), (), "k", ("user.py:3",))
     refuses(b.program(kernel), rf"^kernel 0 'k', body\[0\] {instruction.mnemonic}: ", words, "Source: user.py:3")
+
+
+def test_a_slice_is_of_axes_that_are_whole_in_every_tile() -> None:
+    cut = vmem(F32, TileAxis(8, 0, 20), B)
+    kernel = Kernel((GridAxis(3, "parallel"),), (), (), (vector.Slice(vmem(F32, TileAxis(4), B), cut, (0, 0), (2, 1)),), (), "k")
+    refuses(
+        Builder().program(kernel),
+        r".*axis 0 of a is \[8 of 20 by grid 0\]; expected one that is not cut into tiles, of at least 7 elements",
+    )
 
 
 def test_indexed_transfers_that_do_not_fit_are_refused() -> None:

@@ -200,7 +200,8 @@ _MATRICES = [
     _case("eigvalsh", lambda z: jnp.linalg.eigvalsh(_definite(z)), (4, 4)),
     _case("svd", _of_singular, (7, 5), grad=False),
     _case("svd-wide", _of_singular, (2, 3, 6), grad=False),
-    _case("matrix-functions", lambda z: scipy_linalg.polar(z)[1], (4, 4), grad=False),
+    _case("svd-values", lambda z: jnp.linalg.svd(z, compute_uv=False), (5, 5), grad=False),
+    _case("matrix-functions", lambda z: (jnp.linalg.pinv(z[:, :3]), jnp.linalg.norm(z, 2), scipy_linalg.polar(z)[1]), (4, 4), grad=False),
 ]
 _TRANSFORMS = [
     *(_transform(f"{n}", lambda z: (jnp.fft.fft(z), jnp.fft.ifft(z)), 3, n) for n in (1, 2, 5, 128, 130, 131, 256, 262)),

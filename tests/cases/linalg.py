@@ -55,6 +55,7 @@ _SOLVERS = [
     _case("cho_solve", lambda a, y: scipy_linalg.cho_solve(scipy_linalg.cho_factor(a), y), _definite(6, 6), Arg((6,)), grad=True),
     _case("custom_linear_solve", lambda a, y: jax.scipy.sparse.linalg.cg(lambda x: a @ x, y, maxiter=8)[0], _definite(5, 5), Arg((5,))),
     _case("tridiagonal_solve", lambda d, y: lax.linalg.tridiagonal_solve(d * 0.1, d, d * 0.2, y), Arg((6,), F32, "above_one"), Arg((6, 3))),
+    _case("lstsq", lambda a, y: jnp.linalg.lstsq(a, y)[0], Arg((9, 4)), Arg((9, 2))),
 ]  # fmt: skip
 _FACTORS = [
     _case("cholesky", jnp.linalg.cholesky, _definite(2, 3, 5, 5), grad=True),
@@ -81,6 +82,8 @@ _FACTORS = [
     _case("svd", _from_singular_vectors, Arg((7, 5))),
     _case("svd-wide", _from_singular_vectors, Arg((2, 3, 6))),
     _case("svd-values", lambda a: jnp.linalg.svd(a, compute_uv=False), Arg((5, 5)), grad=True),
+    _case("norms", lambda a: (jnp.linalg.norm(a, 2), jnp.linalg.norm(a, "nuc"), jnp.linalg.cond(a)), Arg((5, 4))),
+    _case("pinv", jnp.linalg.pinv, Arg((6, 4))),
     _case("matrix-functions", lambda a: (scipy_linalg.expm(a / 8), scipy_linalg.polar(a)[1]), _definite(4, 4)),
 ]  # fmt: skip
 CASES = [*_SOLVERS, *_FACTORS]

@@ -86,10 +86,10 @@ def run_calibrate(path: Path, output: Path | None) -> None:
         print(f"{m.name[:32]:32} {m.chip.name:12} {seconds_text(m.seconds):>12} {seconds_text(modelled):>12} {error:+7.0%}")
     print(f"{', '.join(f'{name} {value:.3g}' for name, value in found.constants.items())}: {found.text}")
     if output is not None:
-        output.write_text(_calibration_file(found.calibration(families[0])))
+        output.write_text(calibration_toml(found.calibration(families[0])))
 
 
-def _calibration_file(calibration: Calibration) -> str:
+def calibration_toml(calibration: Calibration) -> str:
     """A calibration as TOML, which `get_calibration` reads."""
     rows = asdict(calibration)
     texts = {name: dumps(value) if isinstance(value, str) else repr(value) for name, value in rows.items()}  # JSON strings are TOML

@@ -17,6 +17,7 @@ from tpuflow.isa.contraction import Contraction
 
 _LONG, _NARROWER = 32, 1.5
 _VECTOR = 16
+"""Elements of f32 in the widest vectors of hosts (512 bits)."""
 
 
 def matmul(rounding: Rounding, a: Value, b: Value, whole: Contraction, dtype: DType, acc: DType) -> Value:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tpuflow.chips import Chip
 from tpuflow.isa.contraction import Halo, SlidingAxis
-from tpuflow.isa.instruction import Tile, TileAxis, Window
+from tpuflow.isa.instruction import TileAxis, Window
 from tpuflow.isa.vector import Slice
 
 
@@ -18,19 +18,17 @@ class Overlapping:
     window: Window
     strides: tuple[int, ...]
 
-    def slice(self, dst: Tile, window: Window, halo: Tile) -> Slice:
+    def slice(self, window: Window) -> Slice:
         """What one of the windows would load, taken from the halo tile."""
         pairs = zip(window.axes, self.window.axes, strict=True)
-        return Slice(dst, halo, tuple(one.origin - first.origin for one, first in pairs), self.strides)
+        return Slice(window.tile, self.window.tile, tuple(one.origin - first.origin for one, first in pairs), self.strides)
 
 
 def overlapping(windows: Sequence[Window], chip: Chip) -> Overlapping | None:
-    """What windows that differ in their origins alone read together; None if they differ in more, or if their slices take the vector units
-    more time than the loads that they spare.
+    """What windows that differ in their origins alone read together, its tile without an address; None if their slices take the vector
+    units more time than the loads that they spare.
     """
     first = windows[0]
-    if not all(_moved_to_origins(one, first) == first for one in windows[1:]):
-        return None
     axes, walks, strides = list(first.tile.axes), list(first.axes), [1] * len(first.axes)
     for x, walk in enumerate(first.axes):
         origins = [one.axes[x].origin for one in windows]
@@ -47,14 +45,9 @@ def overlapping(windows: Sequence[Window], chip: Chip) -> Overlapping | None:
     return found if _spared_seconds(found, windows, chip) > 0 else None
 
 
-def _moved_to_origins(window: Window, other: Window) -> Window:
-    moved = zip(window.axes, other.axes, strict=True)
-    return replace(window, axes=tuple(replace(one, origin=there.origin) for one, there in moved))
-
-
 def _spared_seconds(found: Overlapping, windows: Sequence[Window], chip: Chip) -> float:
     """By how much the loads of the windows by themselves take longer than the load of all that they read and their slices."""
     first, halo = windows[0].tile, found.window.tile
     spared_bytes = (len(windows) * first.elems - halo.elems) * first.dtype.bytes
-    cycles = sum(found.slice(first, one, halo).cost(chip, lambda tile: tile.shape).cycles for one in windows)
+    cycles = sum(found.slice(one).cost(chip, lambda tile: tile.shape).cycles for one in windows)
     return spared_bytes / chip.core_bandwidth(chip.cores) - cycles / chip.clock_hz

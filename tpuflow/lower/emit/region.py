@@ -171,7 +171,7 @@ class Level:
 class LevelEmitter:
     """Emits the values of one level into a kernel; `tiles` holds what exists so far (templates put in accumulators).
 
-    `halos`: by view, the halo tile that it is taken from, if it overlaps with others. `wanted`: the values that are being emitted.
+    `halos`: by view, what it reads together with others, if it overlaps with them. `wanted`: the values that are being emitted.
     """
 
     kernel: KernelBuilder
@@ -181,7 +181,7 @@ class LevelEmitter:
     level: Level
     tiles: dict[Value, Tile]
     loaded: dict[tuple[object, ...], Tile]
-    halos: dict[tuple[object, ...], tuple[Overlapping | None, Tile]] = field(default_factory=dict)
+    halos: dict[tuple[object, ...], Overlapping | None] = field(default_factory=dict)
     wanted: set[Value] = field(default_factory=set)
 
     @property
@@ -293,17 +293,17 @@ class LevelEmitter:
         if (key := self._window_key(node)) not in self.halos:
             alike = {self._window_key(n): n for n in self.region.find("window") if n.result in self.wanted and _overlap(n, node)}
             windows = [self._viewing(n, tile, axes) for n in alike.values()]
-            found = overlapping(windows, self.kernel.chip) if len(windows) > 1 else None
-            halo = tile
+            found = overlapping(windows, self.kernel.chip)
             if found is not None:
                 halo = self.kernel.tile(dtype, found.window.tile.axes)
-                self.kernel.load_halo(self.nest, replace(found.window, tile=halo), windows, axes)
-            self.halos.update(dict.fromkeys(alike, (found, halo)))
-        found, halo = self.halos[key]
-        if found is None:
+                found = replace(found, window=replace(found.window, tile=halo))
+                self.kernel.load_halo(self.nest, found.window, windows, axes)
+            self.halos.update(dict.fromkeys(alike, found))
+        shared = self.halos[key]
+        if shared is None:
             self.kernel.load(self.nest, window, axes)
         else:
-            self.kernel.emit(found.slice(tile, window, halo))
+            self.kernel.emit(shared.slice(window))
         return tile
 
     def _viewing(self, node: Node, tile: Tile, axes: Sequence[Axis]) -> Window:
