@@ -7,6 +7,7 @@ from pathlib import Path
 from bench import walk
 from tpuflow.isa import codec
 from tpuflow.isa.document import PATH, document
+from tpuflow.isa.instruction import CUSTOM_OPCODES
 from tpuflow.isa.program import GRID_KINDS, Kernel
 
 
@@ -32,6 +33,10 @@ def _without_jaxpr(text: str) -> list[str]:
 def test_every_module_that_declares_instructions_is_known_to_the_codec() -> None:
     modules = {path.stem for path in Path(codec.__file__).parent.glob("*.py") if "\n@instr(" in path.read_text(encoding="utf-8")}
     assert modules == {family.__name__.rpartition(".")[2] for family in codec.FAMILIES}
+
+
+def test_no_instruction_of_ours_takes_a_number_that_is_left_to_others() -> None:
+    assert not {cls.opcode for cls in codec.DECLARED} & set(CUSTOM_OPCODES)
 
 
 def test_the_document_describes_every_instruction_with_queue_and_cost() -> None:

@@ -36,7 +36,7 @@ from tpuflow.isa.bounds import Bound
 from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.core_shares import divide_kernel
 from tpuflow.isa.cost import Cost
-from tpuflow.isa.instruction import BY_MNEMONIC, INSTRUCTIONS, TRAITS, FieldKind, Instruction, Tile, Window, instr
+from tpuflow.isa.instruction import BY_MNEMONIC, CUSTOM_OPCODES, INSTRUCTIONS, TRAITS, FieldKind, Instruction, Tile, Window, instr
 from tpuflow.isa.kernel_keys import KernelForms
 from tpuflow.isa.program import Kernel, Program
 from tpuflow.isa.refusal import Refusal
@@ -45,7 +45,7 @@ from tpuflow.isa.wire import choice_codec
 
 CHIP = get_chip("generic")
 MACHINE = Machine.of(CHIP)
-OPCODE = 0xF0
+OPCODE = CUSTOM_OPCODES.start
 EVERY = list(INSTRUCTIONS.values())
 PROGRAMS = (
     programs.map_program, programs.reduce_program, programs.matmul_program, programs.conv_program, programs.take_program,

@@ -16,7 +16,7 @@ from tpuflow.isa.collectives import KINDS as COLLECTIVES
 from tpuflow.isa.collectives import Await, Collective, MeshAxis, Position
 from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.disassembler import instruction_text
-from tpuflow.isa.instruction import QUEUES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
+from tpuflow.isa.instruction import CUSTOM_OPCODES, QUEUES, FieldKind, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Buffer, CallHost, Constant, Copy, GridAxis, Infeed, Kernel, Loop, Outfeed, Port, Program, Switch, While
 
 PATH = Path(__file__).parents[2] / "docs" / "ISA.md"
@@ -118,7 +118,8 @@ def _fields(record: Any) -> str:
 
 def _summary() -> str:
     rows = (f"| {cls.opcode:#04x} | `{cls.mnemonic}` | {_first_line(cls)} |" for cls in DECLARED)
-    return "\n".join(("| opcode | mnemonic | |", "|---|---|---|", *rows))
+    custom = f"Opcodes {CUSTOM_OPCODES.start:#x} to {CUSTOM_OPCODES.stop - 1:#x} are left to instructions that others add."
+    return "\n".join(("| opcode | mnemonic | |", "|---|---|---|", *rows, "", custom))
 
 
 def _family(module: ModuleType) -> list[str]:

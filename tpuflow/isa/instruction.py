@@ -350,6 +350,10 @@ def _check_kind(where: str, kind: FieldKind) -> None:
         raise ValueError(f"{where} is a field of kind {kind.name!r} to {kind.role!r}; expected one of {known}")
 
 
+CUSTOM_OPCODES = range(0x60, 0x80)
+"""The instruction set takes none of these itself: they are for instructions that are added to it, whose number no later version takes."""
+
+
 @dataclass_transform(frozen_default=True)
 def instr(opcode: int, mnemonic: str, *traits: str, rules: Sequence[Rule] | None = None) -> Callable[[type[_I]], type[_I]]:
     """Declare an instruction class: freeze it, read its field kinds, note its traits and operand rules, enter it in the opcode and mnemonic
