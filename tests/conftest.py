@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -139,10 +140,10 @@ def compiled_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     compilation_cache.reset_cache()  # what was compiled while tests were collected has found that there is none
 
 
-@pytest.fixture(scope="module")
-def quick() -> Iterator[None]:
-    """For files that ask what is computed, not how XLA's machine code does it."""
-    with quickly_compiled():
+@pytest.fixture(scope="module", autouse=True)
+def compiled_plainly(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Files ask what is computed, not how XLA's machine code does it, but for those marked `optimised`."""
+    with nullcontext() if request.node.get_closest_marker("optimised") else quickly_compiled():
         yield
 
 

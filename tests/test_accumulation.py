@@ -21,8 +21,6 @@ from tpuflow.errors import ConfigError
 from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
 from tpuflow.lower.passes.carry_converted import CarryConverted
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 
 class Net(nn.Module):
     """Two dense layers: [B, 7] -> [B, 3]."""

@@ -16,8 +16,6 @@ from tpuflow import amp
 from tpuflow.errors import ConfigError, UnsupportedPrimitiveError
 from tpuflow.jaxprs.compat import inner_jaxprs
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 F16, F32, BF16 = jnp.float16, jnp.float32, jnp.bfloat16
 
 

@@ -17,8 +17,6 @@ from flax import nnx
 import tpuflow
 from tpuflow.training.config import StepConfig
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 N, BATCH, EPOCHS = 24, 8, 7
 RNG = np.random.default_rng(7)
 X = RNG.normal(size=(N, 12)).astype(np.float32)

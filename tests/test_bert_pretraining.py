@@ -20,8 +20,6 @@ from train.text.blocks import read_lines
 from train.text.masking import Masking, examples
 from train.text.tokenizing import load_tokenizer
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 WORDS = "the quick brown fox jumps over a lazy dog and then it sleeps under an old tree".split()
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 MASKING = {"max_seq_length": 24, "max_predictions_per_seq": 4, "dupe_factor": 1}

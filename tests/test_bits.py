@@ -15,6 +15,8 @@ import pytest
 
 from tests import ten_steps, tolerances
 
+pytestmark = pytest.mark.optimised
+
 ROOT = Path(__file__).parent.parent
 
 

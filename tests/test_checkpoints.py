@@ -24,8 +24,6 @@ from tpuflow.errors import CheckpointError, ConfigError, DataError
 from tpuflow.training.checkpoints import files as checkpoints
 from train.pipeline import Batches, Loader
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 
 class Stop(tpuflow.Callback):
     """Fails in the middle of a training, as a power cut would."""

@@ -18,8 +18,6 @@ from tpuflow.errors import DataError
 from tpuflow.examples import data
 from train import cifar10
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 RECORDS = 2
 
 

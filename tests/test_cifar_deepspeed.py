@@ -22,8 +22,6 @@ from train.__main__ import main
 from train.cifar_deepspeed import DeepSpeedOptions, config_of, example_config
 from train.deepspeed_config import DeepSpeedConfig, parse_config
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 ADAM = {"type": "Adam", "params": {"lr": 0.01}}
 RNG = np.random.default_rng(0)
 

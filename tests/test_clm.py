@@ -30,8 +30,6 @@ from train.trainer.lines import length
 from train.trainer.optimizers import optimizer, rates
 from train.trainer.options import TrainerOptions
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 WORDS = "the quick brown fox jumps over a lazy dog and then it sleeps".split()
 SIZES = {"n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": None, "eos_token_id": None}
 

@@ -29,8 +29,6 @@ from train.detection.nms import VALIDATION, Detections, Suppression, suppress
 from train.detection.results import COLUMNS, append_results, draw_results, read_results
 from train.detection.samples import in_pixels
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 OPTIONS = {
     "validation": VALIDATION,
     "detection": Suppression(),

@@ -19,8 +19,6 @@ from tpuflow.errors import WeightsError
 from tpuflow.importers import flax_params, state_dict
 from train.diffusion.folders import PARTS
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 VANISHING = (("['to_k']['bias']", "['to_q']['bias']"), ("['k_proj']['bias']", "['q_proj']['bias']"))
 """A bias of keys adds the same to all scores of a query: its gradient is 0 but for rounding, and is compared with the queries' own."""
 

@@ -27,8 +27,6 @@ from train.text.clip import encode_prompts
 from train.text.tokenizing import load_tokenizer
 from train.text_to_image_sample import SampleOptions, sampled, sampler_of
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 PROMPTS = ["the cat and the dog", "a dog"]
 SCHEDULE = {
     "_class_name": "PNDMScheduler", "beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012, "clip_sample": False,

@@ -16,8 +16,6 @@ from models.generate import Sampling, generate
 from models.gpt2 import GPT2, TINY
 from tests.language_models import PAIRS, Pair, state_of
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 NEW, PROMPT = 64, 7
 DECODERS = ["gpt2", "gpt2-untied-scan", "llama", "mixtral"]
 

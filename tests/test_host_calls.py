@@ -21,8 +21,6 @@ from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import to_bytes
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 X = np.arange(4, dtype=np.float32)
 
 

@@ -34,8 +34,6 @@ from tpuflow.reports.profile import profile
 from tpuflow.reports.trace import FROM_HOST, TO_HOST, trace
 from tpuflow.stages.analysis import memory_analysis
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 LAYERS, SIZE, CHIP = 4, 16, without_a_place("generic")
 OFFLOADED = jax.checkpoint_policies.save_and_offload_only_these_names(
     names_which_can_be_saved=[], names_which_can_be_offloaded=["layer input"], offload_src="device", offload_dst="pinned_host"

@@ -18,8 +18,6 @@ from tpuflow.jaxprs.compat import is_alone
 from tpuflow.jaxprs.versions import KEY_IMPLEMENTATIONS
 from tpuflow.stages import staging
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(size=(4, 5)), jnp.float32)
 W = jnp.asarray(RNG.normal(size=(5, 3)) * 0.3, jnp.float32)

@@ -19,8 +19,6 @@ from tests.language_models import PAIRS, Pair, state_of, to_torch
 from tpuflow.errors import WeightsError
 from tpuflow.importers import save_state_dict, state_dict
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 LOSS = 2e-6
 """Relative: fp32 sums in another order than PyTorch's."""
 GRADIENT = 1e-4

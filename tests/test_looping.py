@@ -22,8 +22,6 @@ from tpuflow.data.feeding import stream_feed
 from tpuflow.device.fast.engine import FastEngine
 from tpuflow.errors import ConfigError, DataError, UnsupportedDtypeError, UnsupportedPrimitiveError
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(50, 4)).astype(np.float32)
 Y = X @ np.arange(4, dtype=np.float32)

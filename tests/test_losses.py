@@ -13,8 +13,6 @@ import tpuflow
 from tpuflow.errors import ConfigError, DataError
 from tpuflow.training.losses import LOSSES, cross_entropy
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 
 def _case(samples: int = 64, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)

@@ -25,8 +25,6 @@ from tpuflow.errors import ConfigError
 from tpuflow.isa.collectives import Await, Collective, MeshAxis
 from tpuflow.isa.program import Kernel
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 P = PartitionSpec
 RNG = np.random.default_rng(0)
 

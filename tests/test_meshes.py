@@ -22,6 +22,8 @@ from tests.tolerances import sum_bound
 from tpuflow.device.runtime import Executable
 from tpuflow.errors import ProgramError, UnsupportedPrimitiveError
 
+pytestmark = pytest.mark.optimised
+
 P = PartitionSpec
 RNG = np.random.default_rng(0)
 CLOSE = {"rtol": sum_bound(64), "atol": sum_bound(64)}

@@ -15,8 +15,6 @@ import tpuflow
 from tpuflow.errors import ConfigError
 from tpuflow.training.metrics import METRICS, Metric, Tally, class_accuracy, top_k_accuracy
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 CLASSES = 7
 
 

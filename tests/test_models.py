@@ -19,8 +19,6 @@ from tests.language_models import state_of
 from tpuflow.importers import flax_params
 from train.pretrained import from_torch
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 TOLERANCE = 1e-4
 """Of the largest value: fp32 sums of up to 25088 products, in another order than PyTorch's."""
 

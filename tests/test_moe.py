@@ -19,8 +19,6 @@ import tpuflow
 from models.moe import MoE, capacity
 from tpuflow.isa.collectives import Collective
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 RNG = np.random.default_rng(0)
 TOKENS = RNG.normal(size=(16, 12)).astype(np.float32)
 

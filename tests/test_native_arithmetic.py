@@ -21,6 +21,8 @@ from tpuflow.isa.contraction import Contraction
 from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
 from tpuflow.isa.numpy_arithmetic import is_defined
 
+pytestmark = pytest.mark.optimised
+
 MATRICES = Contraction((0, 1), (1, 2), (0, 2))
 
 FLOATS = (F32, F16, BF16)

@@ -15,8 +15,6 @@ from flax import nnx
 import tpuflow
 from tpuflow.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 RTOL = 2e-5
 """Sums in another order, over five steps of SGD."""
 X = np.random.default_rng(0).standard_normal((32, 8), np.float32)

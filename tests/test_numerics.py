@@ -28,8 +28,6 @@ from tpuflow.numerics.rows import figures_of
 from tpuflow.numerics.scopes import place_of
 from tpuflow.stages.staging import Target
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 RNG = np.random.default_rng(0)
 BATCH = (RNG.normal(size=(8, 6)).astype(np.float32), np.arange(8) % 3)
 

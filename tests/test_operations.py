@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+import pytest
 
 from tests.cases import ROWS, Case, over_rows, sample, words
 from tpuflow.compiler import compile_function
@@ -16,6 +17,8 @@ from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.importers.jaxpr import lower_jaxpr
 from tpuflow.lower.importers.stablehlo import lower_stablehlo
+
+pytestmark = pytest.mark.optimised
 
 
 def _run(program: Program, arrays: list[np.ndarray], engine: str, fidelity: str) -> tuple[np.ndarray, ...]:

@@ -16,6 +16,8 @@ from train.detection.hyperparameters import Hyperparameters
 from train.published import exit_status, judged
 from train.yolov5 import Yolov5Options
 
+pytestmark = pytest.mark.optimised
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", parity_mnist.BOUNDS)

@@ -19,8 +19,6 @@ import tpuflow
 from tests.partitioning import CLOSE, RNG, P, cut, floats, kinds
 from tpuflow.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 
 def _parameters() -> dict[str, np.ndarray]:
     shapes = {"embed": (32, 16), "qkv": (16, 3, 4, 4), "out": (4, 4, 16), "up": (16, 64), "down": (64, 16), "scale": (16,)}

@@ -24,8 +24,6 @@ from tpuflow.training.config import StepConfig
 from tpuflow.training.preparing import make_recipe
 from tpuflow.training.train_step import Recipe, TrainState
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 F32, F16, BF16 = "float32", "float16", "bfloat16"
 NO_SCALE = amp.LossScale()
 

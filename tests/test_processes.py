@@ -23,6 +23,8 @@ from tpuflow.errors import ConfigError, PeerError
 from tpuflow.isa.collectives import MeshAxis
 from tpuflow.jaxprs import processes
 
+pytestmark = pytest.mark.optimised
+
 ROOT = Path(__file__).parents[1]
 SECONDS = 900  # the tests of a machine with other work
 WAITS_SECONDS = 30  # less than the heartbeats have, more than one process is behind the other

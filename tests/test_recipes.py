@@ -25,8 +25,6 @@ from train.options import from_arguments
 from train.recipe import Training
 from train.recipes import RECIPES
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 STEPS = 938
 
 

@@ -32,8 +32,6 @@ from tpuflow.reports.trace import CHIP, KERNELS, LAYERS, LIVE, SENT, USED, trace
 from tpuflow.reports.tracks import Stretch, nested
 from tpuflow.training.descriptions import describe_optimizer
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 LENET_LAYERS = {"LeNet5", *(f"LeNet5/{name}" for name in ("conv1", "conv2", "fc1", "fc2", "fc3"))}
 
 

@@ -40,8 +40,6 @@ from tpuflow.lower.residency import keep_on_chip
 from tpuflow.pjrt.executable import _fresh_bytes
 from tpuflow.reports.memory import memory_map
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 CHIPS = ("generic", "tpu-v5e", "tpu-v4")  # of 16 MiB of VMEM, of 128, and of 128 of CMEM
 X = np.arange(16 * 256, dtype=np.float32).reshape(16, 256)
 

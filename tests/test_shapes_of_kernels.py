@@ -20,6 +20,8 @@ from tpuflow.device.fast.shapes import in_shape_of_buffers
 from tpuflow.device.runtime import Executable
 from tpuflow.lower.tiling import TILE_BYTES
 
+pytestmark = pytest.mark.optimised
+
 WIDTH = 256
 
 

@@ -13,8 +13,6 @@ import pytest
 import tpuflow
 from tests.test_training import Net, blobs, fit, same_bits
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 # --- the sink ---------------------------------------------------------------------------------------------------------
 
 

@@ -36,8 +36,6 @@ from train.diffusion.options import TextToImageOptions
 from train.diffusion.tuning import Tuning
 from train.text.tokenizing import load_tokenizer
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 SIDE = 8
 UNET = unet_2d_condition.Config(
     sample_size=4, down_block_types=("CrossAttnDownBlock2D",), up_block_types=("CrossAttnUpBlock2D",), block_out_channels=(8,),

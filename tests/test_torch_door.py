@@ -22,7 +22,7 @@ from tests.torch_beside import CLOSE, assert_close, compiled  # noqa: E402
 from tpuflow.errors import ConfigError, DataError, UnsupportedDtypeError, UnsupportedPrimitiveError  # noqa: E402
 from tpuflow.torch import GraphBreakWarning, explain, lowers  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("quick")]
+pytestmark = pytest.mark.torch
 
 REPOSITORY = Path(__file__).parents[1]
 

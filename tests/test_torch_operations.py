@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: E402
 from tests.torch_beside import assert_close, compiled  # noqa: E402
 from tpuflow.torch import backend  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("quick")]
+pytestmark = pytest.mark.torch
 
 
 Family = dict[str, Callable[[Any, Any], Any]]

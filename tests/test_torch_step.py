@@ -19,7 +19,7 @@ from tests.torch_beside import CLOSE, assert_close  # noqa: E402
 from tpuflow.errors import ConfigError, UnsupportedPrimitiveError  # noqa: E402
 from tpuflow.torch import train_step  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("quick")]
+pytestmark = pytest.mark.torch
 
 
 def small() -> nn.Module:

@@ -20,8 +20,6 @@ from tpuflow.data.feeding import make_feed
 from tpuflow.errors import DataError
 from tpuflow.training.losses import LOSSES
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 
 class Net(nn.Module):
     """Two dense layers: [B, ...] -> [B, 3]."""

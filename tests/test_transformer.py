@@ -21,8 +21,6 @@ from tpuflow.training.config import StepConfig
 from tpuflow.training.preparing import make_recipe
 from tpuflow.training.train_step import TrainState
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 TOLERANCE = 1e-4
 """Of the largest value: fp32 sums in another order."""
 

@@ -23,8 +23,6 @@ from train.detection.hyperparameters import Hyperparameters
 from train.detection.loss import DetectionLoss, objectness, pixels
 from train.detection.targets import Targets, build_targets
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 NARROW = Config(1 / 9, 0.125, classes=5)
 NARROW_P6 = replace(NARROW, anchors=P6_ANCHORS)
 PARAMETERS = {"yolov5n": 1872157, "yolov5s": 7235389, "yolov5m": 21190557, "yolov5l": 46563709, "yolov5x": 86749405}

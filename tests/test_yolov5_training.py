@@ -34,8 +34,6 @@ from train.detection.transfer import save_network, transfer
 from train.detection.weights import config_of
 from train.yolov5 import Yolov5Options, frozen, network_of, resumed
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 NARROW = Config(
     0.33, 0.125, classes=5, anchors=(((8, 9), (16, 31), (33, 23)), ((30, 61), (62, 45), (59, 119)), ((116, 90), (156, 198), (373, 326)))
 )

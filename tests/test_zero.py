@@ -29,8 +29,6 @@ from tpuflow.training.device_sink import DeviceSink
 from tpuflow.training.preparing import prepare
 from tpuflow.training.strategies import SHARDINGS
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 RNG = np.random.default_rng(0)
 STAGES = tuple(SHARDINGS)
 MODEL = nn.Sequential([nn.Dense(16), nn.tanh, nn.Dense(3)])  # 16, 3: four chips pad shards
