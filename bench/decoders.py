@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,6 @@ from flax import linen as nn
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from models import llama
 from models.attention import Context, attend
@@ -124,18 +122,9 @@ class Experts(nn.Module):
         """Return the mixture."""
         config = self.config
         logits = llama.dense(config, config.experts, "gate", bias=False)(x)
-        largest, chosen = self._chosen(logits)
+        largest, chosen = lax.top_k(logits, config.experts_per_token)
         places = int(x.shape[1] * config.experts_per_token / config.experts * config.capacity_factor)
         return self.mixed(x, chosen, nn.softmax(largest.astype(jnp.float32)), places)
-
-    def _chosen(self, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The largest of logits [B, T, E], and whose they are, both [B, T, K]: of each chip's own tokens, by `shard_map`, since XLA's
-        partitioner has all chips compute a `top_k` whole."""
-        choose, lies = functools.partial(lax.top_k, k=self.config.experts_per_token), self.config.lies
-        if lies is None:
-            return choose(logits)
-        spec = P(lies.spec[0])
-        return jax.shard_map(choose, mesh=lies.mesh, in_specs=spec, out_specs=spec)(logits)
 
     def mixed(self, x: jax.Array, chosen: jax.Array, weights: jax.Array, places: int) -> jax.Array:
         """What the experts `chosen` [B, T, K] make of x, by their weights; each has so many places for a sequence."""

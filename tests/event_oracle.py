@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from typing import Any
 
 from tpuflow.device.timing.grid import GridPlan
-from tpuflow.device.timing.prices import DO, LOCAL, MOVE, SIGNAL
+from tpuflow.device.timing.prices import DO, DRAW, LOCAL, MOVE, SIGNAL
 
 
 def stream(plan: GridPlan) -> list[Any]:
@@ -88,6 +88,8 @@ def _start(q: Queue, now: int, signals: list[deque[int]]) -> bool:
     elif op[0] == LOCAL:
         q.until = now + op[2]
         q.complete = q.until + op[3]
+    elif op[0] == DRAW:
+        q.until, q.complete = now + op[2], max(now, q.complete) + op[3]
     elif op[0] == MOVE:
         q.until = now + op[2]
         q.moving = [number, op[3], op[4]]

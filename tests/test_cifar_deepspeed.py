@@ -128,6 +128,15 @@ def test_the_optimizer_s_state_may_be_at_the_host(zero: Any, *, offloads: bool) 
         assert parsed(zero_optimization={"stage": 2, **zero}).offload_optimizer is offloads
 
 
+def test_parameters_may_be_at_the_host() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        there, here = (
+            parsed(zero_optimization={"stage": 3, "offload_param": {"device": device, "pin_memory": True}}) for device in ("cpu", "none")
+        )
+    assert there.offload_params and not there.offload_optimizer and not here.offload_params
+
+
 @pytest.mark.parametrize(
     ("config", "refused"),
     [
@@ -138,6 +147,7 @@ def test_the_optimizer_s_state_may_be_at_the_host(zero: Any, *, offloads: bool) 
         ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage: expected 0, 1, 2 or 3, got 4"),
         ({"zero_optimization": 2}, "zero_optimization: expected an object, got 2"),
         ({"zero_optimization": {"cpu_offload": True}}, "offload_optimizer needs stage 1, 2 or 3, got 0"),
+        ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, "offload_param needs stage 3, got 2"),
         ({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}}}, "offload_optimizer.device: expected none or cpu"),
         ({"optimizer": {"type": "Lion"}}, "optimizer.type: expected one of Adam, AdamW, SGD, Lamb, got 'Lion'"),
         ({"optimizer": {"type": "Adam", "params": {"betas": 3}}}, "optimizer.params.betas: expected two numbers"),

@@ -45,8 +45,33 @@ def test_random_bits_are_made_where_they_are_used() -> None:
 
 def test_a_generator_makes_its_words_whatever_the_vector_units_and_without_one_they_compute_them() -> None:
     chip, shape = CHIPS["tpu-v4"], (16, 256)
-    assert philox.cycles(chip, shape) == philox.cycles(replace(chip, vector_units=4), shape) == 16 * 256 // 128
-    assert philox.cycles(replace(chip, random_words=0), shape) == philox.OPERATIONS * chip.vector_cycles(shape, 4)
+    assert philox.generator_cycles(chip, shape) == philox.generator_cycles(replace(chip, vector_units=4), shape) == 16 * 256 // 128
+    assert philox.operations(chip) == 1
+    without = replace(chip, random_words=0)
+    assert (philox.generator_cycles(without, shape), philox.operations(without)) == (0, philox.OPERATIONS)
+
+
+def _seconds(logarithms: int, random_words: int) -> float:
+    """Of a kernel that takes so many logarithms of an array and drops out some of them, on a chip that draws so many random words a cycle
+    and whose memory does not matter."""
+
+    def function(key: Any, x: Any) -> Any:
+        for _ in range(logarithms):
+            x = jnp.log(x)
+        return jnp.where(jax.random.bits(key, x.shape) < 2**30, x, 0)
+
+    known = {"hbm_bytes_per_second": 1e15, "dma_seconds": 0.0, "issue_cycles": 0.0, "random_words": random_words}
+    arguments = jax.random.key(0, impl="rbg"), jax.ShapeDtypeStruct((4096, 1024), np.float32)
+    compiled = tpuflow.jit(function, chip=replace(CHIPS["tpu-v4"], **known)).lower(*arguments).compile()
+    return max(row.time.seconds for row in compiled.time().kernels)
+
+
+@pytest.mark.parametrize(("logarithms", "by_generator"), [(0, True), (1, True), (4, False)])
+def test_the_generator_draws_while_the_vector_unit_works(logarithms: int, by_generator: bool) -> None:
+    """As the source of `random_words` measured: a kernel takes as long as its draws, or as its vector operations, whichever are longer."""
+    found, lanes, drawing = _seconds(logarithms, 128), _seconds(logarithms, 2**20), 4096 * 1024 / 128 / 2 / CHIPS["tpu-v4"].clock_hz
+    assert (drawing > lanes) == by_generator
+    assert max(lanes, drawing) <= found < 1.05 * max(lanes, drawing)
 
 
 def test_random_words_keep_their_numbers_in_another_shape() -> None:

@@ -162,6 +162,7 @@ def run(options: DeepSpeedOptions) -> Any:
         model_of(options), train, config.policy, config.optimizer, "softmax_cross_entropy", epochs=options.epochs,
         batch_size=config.batch_size, accumulate_steps=config.accumulate_steps, shuffle=True, seed=options.seed or config.seed,
         mesh=options.mesh, sharding=config.sharding if options.mesh else "ddp", offload_optimizer=config.offload_optimizer,
+        offload_params=config.offload_params,
         eval_data=test if evaluated else None, eval_epochs=options.epochs if evaluated else None,
         metrics=("accuracy", "class_accuracy", "loss") if evaluated else None,
         callbacks=(Lines((*rows, Row("train_end", "Finished Training")), len(train[0])),), progress=options.progress, **options.device,

@@ -63,6 +63,11 @@ def _text() -> Key:
 
 
 _ONE_BY_ONE = "arrays are sent one by one"
+_OFFLOADED: Mapping[str, Key] = {
+    "device": Key("none or cpu", lambda v: v in ("none", "cpu")), "pin_memory": _switch("the host's memory is always pinned"),
+    "buffer_count": _size(_ONE_BY_ONE),
+}  # fmt: skip
+"""Keys of whatever is in the host's memory."""
 TOP: Mapping[str, Key] = {
     "train_batch_size": _whole(1), "train_micro_batch_size_per_gpu": _whole(1), "gradient_accumulation_steps": _whole(1),
     "optimizer": _section(), "scheduler": _section(), "fp16": _section(), "bf16": _section(), "zero_optimization": _section(),
@@ -87,11 +92,13 @@ SECTIONS: Mapping[str, Mapping[str, Key]] = {
         "stage3_prefetch_bucket_size": _size(_ONE_BY_ONE), "stage3_param_persistence_threshold": _size("all parameters are cut"),
         "stage3_max_live_parameters": _size("the compiler plans memory"), "stage3_max_reuse_distance": _size("the compiler plans memory"),
         "stage3_gather_16bit_weights_on_model_save": _switch("results hold whole arrays"),
-        "cpu_offload": _switch(), "offload_optimizer": _section(),
+        "cpu_offload": _switch(), "offload_optimizer": _section(), "offload_param": _section(),
+    },
+    "zero_optimization.offload_param": {
+        **_OFFLOADED, "buffer_size": _size(_ONE_BY_ONE), "max_in_cpu": _size("all of them are offloaded"),
     },
     "zero_optimization.offload_optimizer": {
-        "device": Key("none or cpu", lambda v: v in ("none", "cpu")), "pin_memory": _switch("the host's memory is always pinned"),
-        "buffer_count": _size(_ONE_BY_ONE), "ratio": _size("all of it is offloaded"),
+        **_OFFLOADED, "ratio": _size("all of it is offloaded"),
         "pipeline_read": _switch("copies always run beside kernels"), "pipeline_write": _switch("copies always run beside kernels"),
         "fast_init": _switch("there is nothing to initialise"),
     },
@@ -189,6 +196,7 @@ class DeepSpeedConfig:
     policy: amp.Policy
     sharding: str
     offload_optimizer: bool
+    offload_params: bool
     breakdown: bool
     seed: int
 
@@ -208,6 +216,7 @@ def parse_config(config: Section, chips: int) -> DeepSpeedConfig:
         _policy(config),
         _sharding(config),
         _offloads_optimizer(config),
+        _offloads_params(config),
         config.get("wall_clock_breakdown", False),
         config.get("seed", 0),
     )
@@ -316,4 +325,13 @@ def _offloads_optimizer(config: Section) -> bool:
     wanted = zero.get("cpu_offload", False) or zero.get("offload_optimizer", {}).get("device", "none") == "cpu"
     if wanted and not zero.get("stage", 0):
         raise ConfigError("DeepSpeed's configuration: zero_optimization: offload_optimizer needs stage 1, 2 or 3, got 0.")
+    return wanted
+
+
+def _offloads_params(config: Section) -> bool:
+    """Whether the parameters are to be in the host's memory."""
+    zero = config.get("zero_optimization", {})
+    wanted = zero.get("offload_param", {}).get("device", "none") == "cpu"
+    if wanted and zero.get("stage", 0) != 3:
+        raise ConfigError(f"DeepSpeed's configuration: zero_optimization: offload_param needs stage 3, got {zero.get('stage', 0)}.")
     return wanted

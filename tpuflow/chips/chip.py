@@ -21,7 +21,8 @@ class Chip:
     rounded). It accumulates in f32, integers in s32.
     Vector unit: `vector_units` operations a cycle on `vector_sublanes` x `vector_lanes` lanes of 32 bits; `vector_packs` types of 16 bits
     go twice as fast (1) or not (0). A division, root or transcendental function counts as `special_passes` operations. A core's generator
-    makes `random_words` random words of 32 bits a cycle (0: it has none, the vector unit computes them).
+    makes `random_words` random words of 32 bits a cycle while the vector unit does other work (0: it has none, the vector unit computes
+    them).
     Vector memory: `vmem_bytes` a core. A move between an array that stays there and a tile goes at `vmem_bytes_per_second`, loads and
     stores each at that rate (0: no array stays there).
     HBM: `hbm_bytes_per_second` for the chip, `core_hbm_bytes_per_second` for what one core can draw (0: all of it), bursts of

@@ -16,7 +16,8 @@ ShapeOf = Callable[[Tile], tuple[int, ...]]
 class Cost:
     """One execution on one core.
 
-    `cycles` is how long the unit is busy, without data transfers. `hbm_bytes` are the bytes of buffers that a transfer reads or writes,
+    `cycles` is how long the unit is busy, without data transfers; for `generator_cycles` the core's random generator is, beside it, until
+    the last word is there. `hbm_bytes` are the bytes of buffers that a transfer reads or writes,
     `bus_bytes` the same in whole bursts, which is what the memory moves; of a buffer that stays on the chip, `resident_bytes` are these
     instead. `macs` are multiply-adds of the matrix unit, `element_ops` results of the vector or scalar unit.
     """
@@ -27,6 +28,7 @@ class Cost:
     macs: int = 0
     element_ops: int = 0
     resident_bytes: int = 0
+    generator_cycles: int = 0
 
     def within_chip(self) -> Cost:
         """The cost of the same transfer if the buffer stays on the chip."""

@@ -47,8 +47,11 @@ def _counted(ar: Arithmetic, counter: Sequence[Any], more: Any) -> list[Any]:
     return result
 
 
-def cycles(chip: Chip, shape: Sequence[int]) -> int:
-    """Cycles of a core for a tile of words: of its generator, or of its vector unit if it has none."""
-    if not chip.random_words:
-        return OPERATIONS * chip.vector_cycles(shape, LANE_BYTES)
-    return -(-chip.tile_bytes(tuple(shape), LANE_BYTES) // (LANE_BYTES * chip.random_words))
+def operations(chip: Chip) -> int:
+    """Vector operations for a word: one asks the chip's generator for a register of them, if it has one."""
+    return 1 if chip.random_words else OPERATIONS
+
+
+def generator_cycles(chip: Chip, shape: Sequence[int]) -> int:
+    """Cycles in which a core's generator makes a tile of words, beside its vector unit; 0 if it has none."""
+    return -(-chip.tile_bytes(tuple(shape), LANE_BYTES) // (LANE_BYTES * chip.random_words)) if chip.random_words else 0

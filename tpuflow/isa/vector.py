@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tpuflow.chips.chip import Chip
+from tpuflow.chips.chip import LANE_BYTES, Chip
 from tpuflow.dtypes import PRED, U32
 from tpuflow.isa import instruction as field
 from tpuflow.isa import philox
@@ -241,14 +241,15 @@ class Random(_Compute):
 
     @property
     def queue(self) -> str:
-        """The vector queue: registers get words from the generator of the vector unit."""
+        """The vector queue: its instructions ask the generator for words."""
         return "vector"
 
     def cost(self, chip: Chip, shape_of: ShapeOf) -> Cost:
-        """A core's generator makes `random_words` of the chip's row a cycle; without one, the vector unit computes every word."""
-        shape = shape_of(self.dst)
-        operations = 1 if chip.random_words else philox.OPERATIONS
-        return Cost(cycles=philox.cycles(chip, shape), element_ops=operations * math.prod(shape))
+        """A core's generator makes `random_words` of the chip's row a cycle, while the vector unit, which asks for a register of them at a
+        time, does other work; without a generator, it computes every word."""
+        shape, operations = shape_of(self.dst), philox.operations(chip)
+        cycles = operations * chip.vector_cycles(shape, LANE_BYTES)
+        return Cost(cycles, element_ops=operations * math.prod(shape), generator_cycles=philox.generator_cycles(chip, shape))
 
     def meaning(self, ar: Arithmetic, trip: Trip, state: Any) -> Any:
         """The words with these numbers, which wrap."""

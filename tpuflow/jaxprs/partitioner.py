@@ -23,6 +23,7 @@ from jaxlib.mlir import ir
 from tpuflow.errors import CompileError, UnsupportedPrimitiveError
 from tpuflow.isa.meshes import Sizes, axes_numbered, divided
 from tpuflow.jaxprs import versions
+from tpuflow.jaxprs.batches import cut_batches
 from tpuflow.jaxprs.compat import ClosedJaxpr, equations, location_of
 from tpuflow.jaxprs.protobuf import fields
 from tpuflow.jaxprs.shardings import Asked, Cut, lowered
@@ -90,6 +91,7 @@ def partition_module(
       CompileError: as `partition`.
     """
     _keep_placements(module)
+    cut_batches(module)
     memories = _taken_memories(module)
     proto = _partitioned(module, math.prod(mesh.values()), name, chosen)
     found = versions.hlo.HloModule.from_serialized_hlo_module_proto(proto)

@@ -111,19 +111,21 @@ class Bus:
         nest, cached = LoopNest(kernel.grid), reuse(kernel, self.chip)
         parts = CoreParts.of(kernel, self.chip.keeping_cores)
         cycles: dict[str, float] = dict.fromkeys(QUEUES, 0.0)
+        drawing = 0.0
         found: dict[int, dict[str, int]] = {}
         for name, section in kernel.sections:
             runs = nest.runs(name)
             for instruction in section:
                 cost = instruction.cost(self.chip, _whole)
                 cycles[instruction.queue] += runs * cost.cycles
+                drawing += runs * cost.generator_cycles
                 for role, window in instruction.windows():
                     moved = found.setdefault(window.buffer, {"read": 0, "write": 0, "strays": 0})
                     moved["strays"] += bool(parts.strays(window, self.program.buffers[window.buffer].elems))
                     moved[role] += runs * cost.bus_bytes // cached.times.get(window, 1)  # the others come from the cache
                     if instruction.has("updates"):
                         moved["read"] += 1  # the half of it that is read: enough to tell that it is
-        compute = max(cycles.values()) / self.chip.clock_hz / self.chip.cores
+        compute = max(*cycles.values(), drawing) / self.chip.clock_hz / self.chip.cores
         numbered = tuple((buffers.index(b), moved["read"], moved["write"], moved["strays"] > 0) for b, moved in found.items())
         return _Needs(compute, cached.bytes, numbered)
 

@@ -191,6 +191,13 @@ class StepConfig:
         "(docs/time_and_memory.md). No value changes.",
         check_switch, shown=True,
     )  # fmt: skip
+    offload_params: bool = option(
+        False,
+        "the parameters are in the host's memory between steps; a step copies each into HBM before it is first read, and back after its "
+        "update. A step that needs more HBM than there is lets go of them after the forward pass, and copies them in again for the "
+        "backward pass. No value changes.",
+        check_switch, shown=True,
+    )  # fmt: skip
     chip: str | Chip = option("generic", "a row of the catalogue.")
     engine: str = option("fast", "how the device is simulated, see `tpuflow.device`.", _one_of(*ENGINES), shown=True)
     fidelity: str = option("native", "likewise.", _one_of(*FIDELITIES), shown=True)

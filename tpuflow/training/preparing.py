@@ -38,6 +38,7 @@ from tpuflow.training.weights import starting_variables
 MODEL_OPTIONS = (
     "policy", "optimizer", "loss", "loss_fn", "inputs", "params", "frozen", "ema", "eval_params", "keep_batchnorm_fp32", "loss_scale",
     "accumulate_steps", "nominal_batch_size", "metrics", "numerics", "mesh", "offload_optimizer",
+    "offload_params",
 )  # fmt: skip
 """Options that say how the step of a model is made."""
 
@@ -264,7 +265,7 @@ def make_recipe(config: StepConfig, batch: Any, policy: amp.Policy | None = None
         raise ConfigError("ema and eval_params both say which parameters evaluations use; give one of them.")
     recipe = Recipe(
         model, policy, roles, loss, optimizer, config.loss_fn, frozen=frozen, ema=ema, optimized=config.eval_params,
-        offloads=config.offload_optimizer,
+        offloaded=tuple(name for name, there in (("params", config.offload_params), ("opt_state", config.offload_optimizer)) if there),
     )  # fmt: skip
     return replace(recipe, strategy=_strategy(config.mesh, config.sharding, samples_of(batch))), why
 

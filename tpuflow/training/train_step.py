@@ -52,7 +52,7 @@ class Recipe:
     """All that defines the training step of a model. The loss is `loss`, of outputs and labels, or `loss_fn`, which calls the model itself.
 
     `optimized`: (the optimizer's state, params) -> the parameters that evaluations use, for optimizers that have better ones than `params`
-    (schedule-free ones). `strategy`: how a step runs on several chips. `offloads`: whether the optimizer's state is at the host between
+    (schedule-free ones). `strategy`: how a step runs on several chips. `offloaded`: the fields of the state that are at the host between
     steps.
     """
 
@@ -68,7 +68,7 @@ class Recipe:
     optimized: Callable[[Any, Any], Any] | None = None
     streams: tuple[str, ...] = ()
     strategy: Strategy = ONE_CHIP
-    offloads: bool = False
+    offloaded: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -97,10 +97,11 @@ class Recipe:
         return TrainState(params, carried, self.optimizer.init(self._trained(params)), key, ema)
 
     def at_host(self, state: TrainState) -> tuple[bool, ...]:
-        """Of every leaf of a state whether it is in the host's memory between steps: arrays of the optimizer's. Single numbers are not."""
+        """Of every leaf of a state whether it is in the host's memory between steps: arrays of the offloaded fields. Single numbers are
+        not."""
         none = jax.tree.map(lambda _: False, state)
-        offloaded = jax.tree.map(lambda leaf: self.offloads and bool(leaf.shape), state.opt_state)
-        return tuple(jax.tree.leaves(none._replace(opt_state=offloaded)))
+        there = {name: jax.tree.map(lambda leaf: bool(leaf.shape), getattr(state, name)) for name in self.offloaded}
+        return tuple(jax.tree.leaves(none._replace(**there)))
 
     def for_state(self, state: TrainState, batch: Any) -> Recipe:
         """The recipe with its strategy prepared for states and batches of these shapes."""

@@ -21,12 +21,13 @@ from tpuflow.isa.reuse import reuse
 
 PICOSECONDS = 10**12
 SCALAR, MATRIX, VECTOR, LOAD, STORE, LINK = range(len(QUEUES))
-DO, MOVE, SIGNAL, WAIT, LOCAL = range(5)
+DO, MOVE, SIGNAL, WAIT, LOCAL, DRAW = range(6)
 Edges = tuple[bool, ...]
 """For each of some ragged axes, whether the grid is at its last tile, the shorter one."""
 Op = tuple[int, ...]
 """(DO, queue, time) | (MOVE, queue, set-up, time on the memory bus, latency) | (LOCAL, queue, time, latency) |
-(SIGNAL | WAIT, queue, time, semaphore). A LOCAL move stays within the chip and leaves the bus alone."""
+(DRAW, queue, time, time of the generator) | (SIGNAL | WAIT, queue, time, semaphore). A LOCAL move stays within the chip and leaves the bus
+alone."""
 Table = tuple[tuple[tuple[int, ...], tuple[tuple[Edges, Op], ...]], ...]
 """For every instruction of a section: the ragged axes that its cost depends on, and its `Op` for each combination of edges along them."""
 
@@ -84,6 +85,8 @@ class Clock:
         if queue == SCALAR:
             moving = self.bus(cost.bus_bytes) + self.local(cost.resident_bytes)
             return DO, queue, self.cycles(cost.cycles) + (moving + (0 if pipelined else start_up) if moving else 0)
+        if cost.generator_cycles:
+            return DRAW, queue, issue, self.cycles(cost.generator_cycles)
         return DO, queue, issue
 
 

@@ -12,7 +12,7 @@ from tpuflow.device.timing.calibration import Calibration, Machine
 from tpuflow.device.timing.collectives import CollectiveRow, LinkQueue, collective_row
 from tpuflow.device.timing.copies import CopyQueue, CopyRow, HostQueue, copy_row
 from tpuflow.device.timing.grid import grid_time, plan_grid
-from tpuflow.device.timing.prices import LOCAL, MOVE, Clock, PricedKernel, Table, picoseconds, price
+from tpuflow.device.timing.prices import DRAW, LOCAL, MOVE, VECTOR, Clock, PricedKernel, Table, picoseconds, price
 from tpuflow.device.timing.result import NOTHING, KernelRow, KernelTime, ProgramTime, Work
 from tpuflow.device.timing.trips import known_trips
 from tpuflow.dtypes import DType
@@ -148,13 +148,14 @@ _remembered = functools.lru_cache(REMEMBERED)(grid_time)
 
 def _totals(priced: PricedKernel, tables: Sequence[Table], clock: Clock) -> tuple[tuple[int, ...], int, int, Work]:
     """Time of every queue as a mean over the cores, the sum of everything one after the other, time of the bus as a mean, and the work."""
-    busy, serial, bus = [0] * len(QUEUES), 0, 0
+    busy, drawing, serial, bus = [0] * len(QUEUES), 0, 0, 0
     macs: dict[str, int] = {}
     counts: dict[str, int] = dict.fromkeys(("element_ops", "read", "write", "bus", "cached", "resident read", "resident write"), 0)
     for found, cost, op, times in priced.totals(tables):
         instruction = found.instruction
         busy[op[1]] += times * sum(op[2:4] if op[0] == MOVE else op[2:3])
-        serial += times * sum(op[2:] if op[0] in (MOVE, LOCAL) else op[2:3])
+        drawing += times * (op[3] if op[0] == DRAW else 0)
+        serial += times * sum(op[2:] if op[0] in (MOVE, LOCAL, DRAW) else op[2:3])
         bus += times * clock.bus(cost.bus_bytes, found.reads)
         counts["element_ops"] += times * cost.element_ops
         counts["bus"] += times * cost.bus_bytes
@@ -166,6 +167,7 @@ def _totals(priced: PricedKernel, tables: Sequence[Table], clock: Clock) -> tupl
             dtype = _multiplied(instruction).name
             macs[dtype] = macs.get(dtype, 0) + times * cost.macs
     work = Work(macs, *counts.values())
+    busy[VECTOR] = max(busy[VECTOR], drawing)
     return tuple(b // clock.cores for b in busy), serial, bus // clock.cores, work
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.grid import GridPlan, GridRun, plan_grid
-from tpuflow.device.timing.prices import DO, LOCAL, MOVE, Op, price
+from tpuflow.device.timing.prices import SIGNAL, WAIT, Op, price
 from tpuflow.device.timing.schedule import Core, Touched
 from tpuflow.isa.program import Kernel
 
@@ -52,7 +52,7 @@ class _Recorder(Core):
             kind, queue = op[0], op[1]
             before = self.clock[queue]
             super().run((op,))
-            if kind in (DO, MOVE, LOCAL) and self.clock[queue] > before:
+            if kind not in (SIGNAL, WAIT) and self.clock[queue] > before:
                 self.events.append(Event(queue, before, self.clock[queue]))
 
     def shift(self, touched: Touched, by: int) -> None:

@@ -4,6 +4,8 @@ Instructions are taken in program order, which semaphores make every queue agree
 simulation: each starts when its queue is free and what it waits for has been signalled. A move has the bus for itself; of a load and a
 store that want it at once, the earlier one in program order goes first and the other fills the gaps. A move of a buffer that stays on
 the chip takes its queue alone. A queue is done with a move when the bus is; its start-up latency only delays what waits for the data.
+Random words are drawn by a generator, one tile after the other, while the queue goes on: a register of them is used while the next is
+drawn. What is signalled afterwards waits for the last.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from tpuflow.device.timing.prices import DO, LOAD, LOCAL, MOVE, SIGNAL, STORE, WAIT, Op
+from tpuflow.device.timing.prices import DO, DRAW, LOAD, LOCAL, MOVE, SIGNAL, STORE, WAIT, Op
 from tpuflow.errors import ProgramError
 from tpuflow.isa.instruction import QUEUES
 
@@ -68,6 +70,9 @@ class Core:
             elif kind == LOCAL:
                 clock[queue] += op[2]
                 done[queue] = clock[queue] + op[3]
+            elif kind == DRAW:
+                done[queue] = max(clock[queue], done[queue]) + op[3]
+                clock[queue] += op[2]
             elif kind == SIGNAL:
                 clock[queue] += op[2]
                 signals[op[3]].append(max(clock[queue], done[queue]))

@@ -20,12 +20,12 @@ def contraction_of(node: Node) -> Contraction:
         return node.attrs["contraction"]
     (lhs, rhs), attrs = node.inputs, node.attrs
     contracted, batch = (attrs["lhs_contract"], attrs["rhs_contract"]), (attrs["lhs_batch"], attrs["rhs_batch"])
-    return _of_dot(len(lhs.shape), len(rhs.shape), *contracted, *batch)
+    return dot_contraction(len(lhs.shape), len(rhs.shape), *contracted, *batch)
 
 
 @functools.lru_cache(maxsize=256)
-def _of_dot(lhs_rank: int, rhs_rank: int, lhs_contract: Axes, rhs_contract: Axes, lhs_batch: Axes, rhs_batch: Axes) -> Contraction:
-    """The labels of a dot; cached, because passes ask often and a program has few kinds of dots."""
+def dot_contraction(lhs_rank: int, rhs_rank: int, lhs_contract: Axes, rhs_contract: Axes, lhs_batch: Axes, rhs_batch: Axes) -> Contraction:
+    """The labels of a dot of operands of these ranks; cached, because passes ask often and a program has few kinds of dots."""
     met = dict(itertools.chain(zip(rhs_contract, lhs_contract, strict=True), zip(rhs_batch, lhs_batch, strict=True)))
     lhs = tuple(range(lhs_rank))
     rhs = tuple(met.get(j, lhs_rank + j) for j in range(rhs_rank))

@@ -8,9 +8,10 @@ import numpy as np
 
 from tpuflow.dtypes import BF16, F16, F32, PRED, S32, U32, DType
 from tpuflow.dtypes import from_numpy as dtype_of
+from tpuflow.isa.contraction import Contraction, Labels
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
-from tpuflow.lower.graph.products import DEFAULT
+from tpuflow.lower.graph.products import DEFAULT, dot_contraction
 from tpuflow.lower.operations.storage import matrix_type
 
 Axes = Sequence[int]
@@ -21,12 +22,54 @@ def dot_general(
     lhs_contract: Axes, rhs_contract: Axes, lhs_batch: Axes = (), rhs_batch: Axes = (),
     precision: str = DEFAULT, preferred: DType | None = None, entering: DType | None = None,
 ) -> Value:  # fmt: skip
-    """[batch, lhs free, rhs free] in the preferred type, or else the operands' common one; operands are rounded to `entering`, if given."""
+    """[batch, lhs free, rhs free] in the preferred type, or else the operands' common one; operands are rounded to `entering`, if given.
+
+    What is no product of matrices is multiplied and summed elementwise.
+    """
     result = result_dtype(lhs, rhs, preferred)
     if entering is not None:
         lhs, rhs = b.convert(lhs, entering), b.convert(rhs, entering)
     lhs, rhs = operands(b, lhs, rhs, result)
-    return convert_result(b, b.dot(lhs, rhs, lhs_contract, rhs_contract, lhs_batch, rhs_batch, precision), result)
+    contracted, batch = (tuple(lhs_contract), tuple(rhs_contract)), (tuple(lhs_batch), tuple(rhs_batch))
+    whole = dot_contraction(len(lhs.shape), len(rhs.shape), *contracted, *batch)
+    if _is_of_matrices(whole) or not (lhs.type.elems and rhs.type.elems):
+        return convert_result(b, b.dot(lhs, rhs, *contracted, *batch, precision), result)
+    return convert_result(b, _elementwise(b, lhs, rhs, whole), result)
+
+
+def _is_of_matrices(whole: Contraction) -> bool:
+    """Whether a product has rows, columns and something to sum: else it would fill one row or column of a matrix array, or its first level,
+    and leave the others idle.
+
+    A matter of axes, not of lengths or of the chip, so that the bits of a result do not depend on these. XLA's compilers do the same.
+    """
+    return bool(whole.rows and whole.columns and whole.contracted)
+
+
+def _elementwise(b: Builder, lhs: Value, rhs: Value, whole: Contraction) -> Value:
+    """A product's f32 or s32 as the products of elements, each rounded, and the vector unit's sum of them.
+
+    The operand with more axes keeps its layout; the other one, and the result, are transposed to fit.
+    """
+    first, second = (whole.rhs, whole.lhs) if whole.columns else (whole.lhs, whole.rhs)
+    space = tuple(dict.fromkeys((*first, *second))) if whole.contracted else whole.out
+    sizes = whole.by_label(lhs.shape, rhs.shape)
+    shape = tuple(sizes[x] for x in space)
+    products = b.mul(*(_spread(b, _wide(b, x), labels, space, shape) for x, labels in ((lhs, whole.lhs), (rhs, whole.rhs))))
+    left = [x for x in space if x in whole.out]
+    sums = b.reduce("add", products, [axis for axis, x in enumerate(space) if x in whole.contracted])
+    return b.transpose(sums, [left.index(x) for x in whole.out])
+
+
+def _wide(b: Builder, x: Value) -> Value:
+    """x in the type of a dot's result, in which products of 8 and 16 bits are exact."""
+    return b.bitcast(x, S32) if x.dtype == U32 else b.convert(x, F32 if x.dtype.is_float else S32)
+
+
+def _spread(b: Builder, x: Value, labels: Labels, space: Labels, shape: tuple[int, ...]) -> Value:
+    """x, whose axes have these labels, along the axes of `space`, which has this shape."""
+    order = sorted(range(len(labels)), key=lambda axis: space.index(labels[axis]))
+    return b.broadcast(b.transpose(x, order), shape, sorted(map(space.index, labels)))
 
 
 def result_dtype(lhs: Value, rhs: Value, preferred: DType | None) -> DType:

@@ -1,4 +1,5 @@
-"""Rematerialize: recompute in a later kernel what would be live across the memory peak, from values that are live there anyway."""
+"""Rematerialize: recompute in a later kernel what would be live across the memory peak, from values that are live there anyway; or fetch it
+again from the host."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ import numpy as np
 from tpuflow.chips import Chip
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
-from tpuflow.lower.graph.memories import at_host
+from tpuflow.lower.graph.memories import at_host, is_fetch
 from tpuflow.lower.graph.ops import ELEMENTWISE, ENTRIES, PRODUCTS
 from tpuflow.lower.passes.analysis import effectful
 from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.kernel_cost import MAX_NODES, roofline_seconds, row_bytes, uses_elementwise
+from tpuflow.lower.passes.node_seconds import put_seconds
 from tpuflow.lower.passes.ordering import VIEWS
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
 from tpuflow.lower.passes.unit_seconds import FILLED_SHARE, held_seconds, move_seconds, start_seconds
@@ -29,7 +31,8 @@ _STEPS = {Kind.DOT: PRODUCTS, Kind.REDUCE: ("reduce",), Kind.ROWS: ("reduce",)}
 class Rematerialize(ChipPass):
     """Let kernels after the memory peak recompute a value that is computed before it, if its operands are live there as well.
 
-    All its late readers recompute it, or one of them (or a kernel of its own) does and stores it for the others.
+    All its late readers recompute it, or one of them (or a kernel of its own) does and stores it for the others. What has come back from
+    the host comes back again for its late readers.
     Before: %1, %2 = fused{dot; convert; gelu} %x, %w; ...; %8 = fused{dot; gelu'} %y, %v, %1; %9 = fused{dot} %2, %z.
     After:  %1, %2 = fused{dot; convert; gelu} %x, %w; ...; %8, %3 = fused{dot; gelu'; gelu} %y, %v, %1; %9 = fused{dot} %3, %z.
     Needs: fused graph.    Keeps: every operation and every rounding, so every bit.
@@ -168,15 +171,32 @@ class _LiveValues:
         return not any(node.op in VIEWS for node in readers)
 
     def _rematerialize(self, value: Value) -> bool:
-        if not self.is_live_at_peak(value) or (recomputation := _Recomputation.of(self, value)) is None:
+        if not self.is_live_at_peak(value):
             return False
         late = [i for i in self.read_at(value) if i > self.peak]
+        if is_fetch(self.maker[value]):
+            return self._fetch_again(value, late)
+        if (recomputation := _Recomputation.of(self, value)) is None:
+            return False
         plan = min(recomputation.plans(late), key=lambda p: p.seconds, default=None)
         if plan is None:
             return False
         peak = self.nodes[self.peak]
         recomputation.apply(plan)
         self.peak = self.place[peak]
+        return True
+
+    def _fetch_again(self, value: Value, late: Sequence[int]) -> bool:
+        """Put a value that others have read back from the host once more for its late readers, where that is worth the host's link."""
+        fetch = self.maker[value]
+        limit = math.inf if self.is_over_limit else held_seconds(bytes_of(value.type), self.chip)
+        if value in self.outputs or len(late) == len(self.readers[value]) or put_seconds(fetch, self.chip) > limit:
+            return False
+        again = fetch.on(fetch.inputs, (Value(value.type, value.name),))
+        for i in late:
+            node = self.nodes[i]
+            self.put(i, replace(node, inputs=tuple(again.result if v is value else v for v in node.inputs)))
+        self.insert(late[0], again)
         return True
 
     def order_with_earlier(self, at: int, before: Iterable[int]) -> list[int] | None:

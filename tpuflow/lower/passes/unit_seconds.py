@@ -38,8 +38,12 @@ def start_seconds(chip: Chip) -> float:
 
 
 def work_seconds(nodes: Iterable[Node], chip: Chip) -> float:
-    """The time in which the vector units of all cores compute some nodes."""
-    return sum(_cycles(node, chip) for node in nodes) / (chip.cores * chip.clock_hz)
+    """The time in which the vector units of all cores compute some nodes, or their generators draw the random words of these."""
+    lanes, generator = 0.0, 0.0
+    for node in nodes:
+        lanes += _cycles(node, chip)
+        generator += philox.generator_cycles(chip, node.result.shape) if node.op == "random" else 0.0
+    return max(lanes, generator) / (chip.cores * chip.clock_hz)
 
 
 def _cycles(node: Node, chip: Chip) -> float:
@@ -48,7 +52,7 @@ def _cycles(node: Node, chip: Chip) -> float:
         whole, axes = node.result.shape, node.attrs["axes"]
         return 0.0 if not whole or len(whole) - 1 in axes else chip.vector_cycles(chip.column_shape(whole), LANE_BYTES)
     if node.op == "random":
-        return philox.cycles(chip, node.result.shape)
+        return philox.operations(chip) * chip.vector_cycles(node.result.shape, LANE_BYTES)
     special = node.op in OPERATIONS and OPERATIONS[node.op].special
     passes = chip.special_passes if special else int(is_work(node))
     if not passes:

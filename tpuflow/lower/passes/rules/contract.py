@@ -129,19 +129,38 @@ def _transpose_of_conv(rw: Rewriter, node: Node) -> Value | None:
 
 @rewrites("transpose")
 def _transpose_of_convert(rw: Rewriter, node: Node) -> Value | None:
-    """transpose(convert(dot)) = convert(transpose(dot)), however many converts, so that the transpose can go into the product."""
+    """transpose(convert(x)) = convert(transpose(x)), however many converts, where the transpose can go into x: a product."""
     converts: list[Node] = []
     made = rw.maker(node.inputs[0])
     while made is not None and made.op == "convert":
         converts.append(made)
         made = rw.maker(made.inputs[0])
-    if not converts or made is None or made.op not in PRODUCTS:
+    if not converts or made is None or not (made.op in PRODUCTS or _repeats(rw, made)):
         return None
     shape = node.result.shape
     turned = rw.emit("transpose", (made.result,), TensorType(made.result.dtype, shape), permutation=node.attrs["permutation"])
-    product = rw.maker(turned)
-    if product is None or product.op not in PRODUCTS:
+    if rw.maker(turned, "transpose"):
         return None
     for convert in reversed(converts):
         turned = rw.emit("convert", (turned,), TensorType(convert.result.dtype, shape))
     return turned
+
+
+@rewrites("transpose")
+def _transpose_of_outer(rw: Rewriter, node: Node) -> Value | None:
+    """transpose(x * y) = transpose(x) * transpose(y) where x and y are broadcasts, or converted ones: a product of elements without a sum,
+    as `operations/products.py` makes of an outer product."""
+    made = rw.maker(node.inputs[0], "mul")
+    if made is None or not _repeats(rw, made):
+        return None
+    shape, permutation = node.result.shape, node.attrs["permutation"]
+    turned = [rw.emit("transpose", (x,), TensorType(x.dtype, shape), permutation=permutation) for x in made.inputs]
+    return rw.emit("mul", turned, node.result.type)
+
+
+def _repeats(rw: Rewriter, node: Node | None) -> bool:
+    """Whether a node's result is a broadcast, a converted one, or a product of such elements: one that a transpose goes through for
+    nothing."""
+    if node is None or node.op == "broadcast":
+        return node is not None
+    return node.op in ("convert", "mul") and all(_repeats(rw, rw.maker(x)) for x in node.inputs)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tpuflow.dtypes import F32
+from tpuflow.jaxprs.batches import FFT
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.importers.stablehlo.rules import products  # noqa: F401  (whose rules are used here)
@@ -84,6 +85,12 @@ def _iota(b: Builder, *, iota_dimension: int, types: tuple[ComplexType]) -> Comp
 @COMPLEX.lowers("stablehlo.fft")
 def _fft(b: Builder, x: Number, *, fft_type: str, fft_length: Sequence[int]) -> Number:
     return fft(b, x, kind=fft_type, lengths=fft_length)
+
+
+@COMPLEX.lowers(f"custom_call {FFT}")
+def _called_fft(b: Builder, x: Number, *, backend_config: str) -> Number:
+    kind, *lengths = backend_config.split()
+    return fft(b, x, kind=kind, lengths=[int(n) for n in lengths])
 
 
 @COMPLEX.lowers("stablehlo.sort")

@@ -8,8 +8,9 @@ from string import ascii_lowercase
 from typing import Any
 
 from tpuflow.dtypes import PRED, DType
+from tpuflow.jaxprs.batches import TOP_K
 from tpuflow.lower.graph.builder import Builder
-from tpuflow.lower.graph.graph import Value
+from tpuflow.lower.graph.graph import TensorType, Value
 from tpuflow.lower.graph.scalars import identity
 from tpuflow.lower.importers.stablehlo.expressions import joined
 from tpuflow.lower.importers.stablehlo.walk import RULES, Region
@@ -201,6 +202,11 @@ def _topk(b: Builder, x: Value, *, k: int, largest: bool = True) -> tuple[Value,
 @RULES.lowers("chlo.top_k")
 def _top_k(b: Builder, x: Value, *, k: int) -> tuple[Value, Value]:
     return sorting.top_k(b, x, k=k, axis=-1)
+
+
+@RULES.lowers(f"custom_call {TOP_K}")
+def _called_top_k(b: Builder, x: Value, *, types: tuple[TensorType, TensorType]) -> tuple[Value, Value]:
+    return sorting.top_k(b, x, k=types[0].shape[-1], axis=-1)
 
 
 @RULES.lowers("stablehlo.map")
