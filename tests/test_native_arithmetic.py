@@ -246,3 +246,15 @@ def test_a_batch_of_products_of_two_turned_operands_has_them_exchanged():
     made = _lax_product(Contraction((0, 1, 2), (0, 3, 1), (0, 3, 2)), "bkm,bnk->bnm", (2, 5, 3), (2, 4, 5))
     assert "dimension_numbers=(([2], [1]), ([0], [0]))" in made
     assert "transpose[" not in made
+
+
+@pytest.mark.parametrize("channels, cached", [(32, True), (256, False)])
+def test_convolutions_of_small_kernels_are_ynnpack_s(channels: int, cached: bool):
+    def f(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    x, w = finite_values(F32, (1, 16, 16, channels), 47) % 4, finite_values(F32, (2, 2, channels, channels), 48) % 4
+    (made,) = FastEngine(tpuflow.jit(f).program(x, w)).translate()
+    text = made.compile().as_text()
+    assert " convolution(" in text and ("ynn_fusion" in text) == cached
+    np.testing.assert_allclose(tpuflow.jit(f)(x, w), jax.jit(f)(x, w), rtol=1e-5, atol=1e-2)
