@@ -13,6 +13,7 @@ import pytest
 
 import tpuflow
 from tests.arithmetic_values import REFERENCE, compute, every_value, finite_values, reduced, ulps_apart, values
+from tests.quick import quickly_compiled
 from tests.tolerances import NATIVE_F32, NATIVE_SHORT_SPECIAL, sum_bound
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.engine import FastEngine
@@ -258,3 +259,22 @@ def test_convolutions_of_small_kernels_are_ynnpack_s(channels: int, cached: bool
     text = made.compile().as_text()
     assert " convolution(" in text and ("ynn_fusion" in text) == cached
     np.testing.assert_allclose(tpuflow.jit(f)(x, w), jax.jit(f)(x, w), rtol=1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize("stride, dilation, features", [(2, 1, 1), (1, 2, 1), (1, 1, 2)])
+def test_depthwise_convolutions_and_their_gradients_are_made_element_by_element(stride: int, dilation: int, features: int):
+    def convolve(x: jax.Array, w: jax.Array) -> jax.Array:
+        dilations, planes = (dilation, dilation), ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, (stride, 1), "SAME", None, dilations, planes, feature_group_count=8)
+
+    def f(x: jax.Array, w: jax.Array) -> tuple[jax.Array, ...]:
+        y, gradients = jax.vjp(convolve, x, w)
+        return y, *gradients(y)
+
+    x, w = finite_values(F32, (2, 9, 10, 8), 49) % 4, finite_values(F32, (3, 3, 1, 8 * features), 50) % 4
+    (made,) = FastEngine(tpuflow.jit(f).program(x, w)).translate()
+    text = made.as_text()
+    assert ("stablehlo.convolution" in text or "batching_dims" in text) == (features > 1)
+    with quickly_compiled():
+        for got, expected in zip(tpuflow.jit(f)(x, w), jax.jit(f)(x, w), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-2)
