@@ -108,6 +108,26 @@ def test_native_sums_of_many_numbers_lose_hardly_more_than_those_of_jax_jit(shap
         assert ours <= max(3 * theirs, 5e-7)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_native_extremes_are_those_of_integers_and_hand_on_nan_and_the_sign_of_zero(op: str, dtype: DType):
+    x = np.array([[1, -np.inf, np.nan], [2, 1, -np.nan], [-0.0, 0.0, -0.0], [0.0, -0.0, 0.0], [np.inf, -1, 3], [-3, -2, -4]], np.float32)
+    x = np.concatenate([x, np.broadcast_to(x[:, :1], (6, 40))], 1).astype(dtype.numpy)
+    both = lambda ar, x: [reduced(ar, op, x, (axis,), dtype) for axis in (0, 1)]  # noqa: E731
+    for got, expected in zip(compute("native", both, (x,), (dtype,), [dtype] * 2), both(REFERENCE, x), strict=True):
+        np.testing.assert_array_equal(got.astype(np.float32), expected.astype(np.float32))
+        np.testing.assert_array_equal(np.signbit(got[expected == 0]), np.signbit(expected[expected == 0]))
+    made = jax.make_jaxpr(lambda x: LaxArithmetic(False).reduce(op, x[:, :1], x, (1,), 43, dtype))(x.astype(np.float32))
+    assert f"i32[6] = reduce_{op}" in str(made)
+
+
+def test_native_sums_of_several_rows_of_columns_are_of_windows():
+    x = finite_values(F32, (160, 768), 51)
+    total = lambda x: LaxArithmetic(False).reduce("add", jnp.zeros_like(x[:1]), x, (0,), 160, F32)  # noqa: E731
+    assert "window_dimensions=(20, 1)" in str(jax.make_jaxpr(total)(x))
+    np.testing.assert_allclose(total(x), x.astype(np.float64).sum(0, keepdims=True), rtol=1e-4, atol=1e-4 * np.abs(x).max())
+
+
 def plain(x: jax.Array) -> jax.Array:
     """Multiplications and additions alone."""
     return ((x * 0.5 + 1) * x - 3) * x
