@@ -145,7 +145,8 @@ def _is_depthwise(whole: Contraction, lengths: Mapping[int, int]) -> bool:
     """Whether a group has one channel and one feature, and windows have few positions (the shorter labels are of these)."""
     window = [min(x, s.label, key=lambda label: lengths[label]) for x, s in whole.outer.items()]
     channels = _channels(whole) if set(window) <= set(whole.contracted) else _images(whole)
-    return all(lengths[x] == 1 for x in (*channels, *whole.columns)) and 0 < math.prod(lengths[x] for x in window) <= MOST_POSITIONS
+    alone = all(lengths[x] == 1 for x in (*channels, *whole.columns))
+    return alone and all(lengths.values()) and math.prod(lengths[x] for x in window) <= MOST_POSITIONS
 
 
 def _depthwise(a: Value, b: Value, whole: Contraction, lengths: Mapping[int, int]) -> Value:
