@@ -13,6 +13,7 @@ import pytest
 
 import tpuflow
 from tests.arithmetic_values import REFERENCE, compute, every_value, finite_values, reduced, ulps_apart, values
+from tests.quick import quickly_compiled
 from tests.tolerances import NATIVE_F32, NATIVE_SHORT_SPECIAL, sum_bound
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.engine import FastEngine
@@ -107,6 +108,26 @@ def test_native_sums_of_many_numbers_lose_hardly_more_than_those_of_jax_jit(shap
             exact = np.asarray(jax.jit(f)(x.astype(np.float64)))
         ours, theirs = (np.abs(np.asarray(run(f)(x)) / exact - 1).max() for run in (tpuflow.jit, jax.jit))
         assert ours <= max(3 * theirs, 5e-7)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_native_extremes_are_those_of_integers_and_hand_on_nan_and_the_sign_of_zero(op: str, dtype: DType):
+    x = np.array([[1, -np.inf, np.nan], [2, 1, -np.nan], [-0.0, 0.0, -0.0], [0.0, -0.0, 0.0], [np.inf, -1, 3], [-3, -2, -4]], np.float32)
+    x = np.concatenate([x, np.broadcast_to(x[:, :1], (6, 40))], 1).astype(dtype.numpy)
+    both = lambda ar, x: [reduced(ar, op, x, (axis,), dtype) for axis in (0, 1)]  # noqa: E731
+    for got, expected in zip(compute("native", both, (x,), (dtype,), [dtype] * 2), both(REFERENCE, x), strict=True):
+        np.testing.assert_array_equal(got.astype(np.float32), expected.astype(np.float32))
+        np.testing.assert_array_equal(np.signbit(got[expected == 0]), np.signbit(expected[expected == 0]))
+    made = jax.make_jaxpr(lambda x: LaxArithmetic(False).reduce(op, x[:, :1], x, (1,), 43, dtype))(x.astype(np.float32))
+    assert f"i32[6] = reduce_{op}" in str(made)
+
+
+def test_native_sums_of_several_rows_of_columns_are_of_windows():
+    x = finite_values(F32, (160, 768), 51)
+    total = lambda x: LaxArithmetic(False).reduce("add", jnp.zeros_like(x[:1]), x, (0,), 160, F32)  # noqa: E731
+    assert "window_dimensions=(20, 1)" in str(jax.make_jaxpr(total)(x))
+    np.testing.assert_allclose(total(x), x.astype(np.float64).sum(0, keepdims=True), rtol=1e-4, atol=1e-4 * np.abs(x).max())
 
 
 def plain(x: jax.Array) -> jax.Array:
@@ -248,3 +269,34 @@ def test_a_batch_of_products_of_two_turned_operands_has_them_exchanged():
     made = _lax_product(Contraction((0, 1, 2), (0, 3, 1), (0, 3, 2)), "bkm,bnk->bnm", (2, 5, 3), (2, 4, 5))
     assert "dimension_numbers=(([2], [1]), ([0], [0]))" in made
     assert "transpose[" not in made
+
+
+@pytest.mark.parametrize("channels, cached", [(32, True), (256, False)])
+def test_convolutions_of_small_kernels_are_ynnpack_s(channels: int, cached: bool):
+    def f(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    x, w = finite_values(F32, (1, 16, 16, channels), 47) % 4, finite_values(F32, (2, 2, channels, channels), 48) % 4
+    (made,) = FastEngine(tpuflow.jit(f).program(x, w)).translate()
+    text = made.compile().as_text()
+    assert " convolution(" in text and ("ynn_fusion" in text) == cached
+    np.testing.assert_allclose(tpuflow.jit(f)(x, w), jax.jit(f)(x, w), rtol=1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize("stride, dilation, features", [(2, 1, 1), (1, 2, 1), (1, 1, 2)])
+def test_depthwise_convolutions_and_their_gradients_are_made_element_by_element(stride: int, dilation: int, features: int):
+    def convolve(x: jax.Array, w: jax.Array) -> jax.Array:
+        dilations, planes = (dilation, dilation), ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, (stride, 1), "SAME", None, dilations, planes, feature_group_count=8)
+
+    def f(x: jax.Array, w: jax.Array) -> tuple[jax.Array, ...]:
+        y, gradients = jax.vjp(convolve, x, w)
+        return y, *gradients(y)
+
+    x, w = finite_values(F32, (2, 9, 10, 8), 49) % 4, finite_values(F32, (3, 3, 1, 8 * features), 50) % 4
+    (made,) = FastEngine(tpuflow.jit(f).program(x, w)).translate()
+    text = made.as_text()
+    assert ("stablehlo.convolution" in text or "batching_dims" in text) == (features > 1)
+    with quickly_compiled():
+        for got, expected in zip(tpuflow.jit(f)(x, w), jax.jit(f)(x, w), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-2)

@@ -14,7 +14,7 @@ from tpuflow.device.fast import lax_convolution, lax_masked_product, lax_sort
 from tpuflow.device.fast.half import narrow_moved, widen_bits
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
 from tpuflow.device.fast.lax_masked_product import Mask
-from tpuflow.device.fast.lax_reduce import reduced
+from tpuflow.device.fast.lax_reduce import extreme, reduced
 from tpuflow.device.fast.lax_rounding import Rounding, flushed, in_word, quiet, widen, word_type
 from tpuflow.device.fast.phases import Phases, in_phases
 from tpuflow.dtypes import BF16, F16, F32, S32, STORAGE, U32, DType
@@ -244,6 +244,8 @@ class LaxArithmetic:
         return total
 
     def _reduce_freely(self, op: str, a: Value, axes: Sequence[int], dtype: DType) -> Value:
+        if dtype.is_float and op in ("max", "min"):
+            return extreme(op, a, axes)
         nothing = np.asarray(identity(op, dtype)).astype(self._rounding.carrier_type(dtype))[()]
         return reduced(a, axes, lambda x, y: self.binary(op, x, y, dtype), nothing)
 

@@ -4,6 +4,7 @@ outfeed capacity."""
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from tpuflow.device.limits import occupied_bytes
 from tpuflow.device.varying import NONE, Axes, cut_axes
 from tpuflow.device.verify import verify
 from tpuflow.isa.collectives import chips_of, sizes_of
+from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import jits_nothing
 from tpuflow.jaxprs.executables import can_keep
@@ -30,16 +32,21 @@ from tpuflow.jaxprs.processes import peers
 # Algebraic simplification would change results (`(x * 1.1) * 1.3`, `x / 3`, fp16 overflow that must stay infinite). Without it
 # the reshape mover never comes to an end: it wraps every transpose in hundreds of others.
 #
-# Of YNNPACK's loops XLA:CPU is to take those of dots alone: its maxima and minima lose NaN, its sums the sign of -0, and Eigen's
-# convolutions are the faster, the gradients of kernels by half.
-COMPILER_OPTIONS = {
-    "xla_disable_hlo_passes": "algsimp,reshape-mover",
-    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
-}
+# Of YNNPACK's loops XLA:CPU is to take those of dots, and natively of convolutions with small kernels (`YNNPACK_CONVOLUTIONS`): its maxima
+# and minima lose NaN, its sums the sign of -0.
+_YNNPACK = "xla_cpu_experimental_ynn_fusion_type"
+COMPILER_OPTIONS = {"xla_disable_hlo_passes": "algsimp,reshape-mover", _YNNPACK: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 NATIVE_OPTIONS = {"xla_disable_hlo_passes": f"{COMPILER_OPTIONS['xla_disable_hlo_passes']},tree_reduction_rewriter"}
 """Further options of native executables. XLA:CPU sums rows in vectors, unless this pass first makes it reduce windows of 32 and write the
 results: sums of rows of 512 then take 1.3 times as long, a layer norm 1.5 times. `lax_reduce` makes windows itself where they pay."""
+
+CACHED_ELEMS = 2**18
+"""The elements of f32 of which half of a core's second-level cache is full."""
+YNNPACK_CONVOLUTIONS = {_YNNPACK: f"{COMPILER_OPTIONS[_YNNPACK]},LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"}
+"""Further options of native executables whose convolutions all have kernels of less than `CACHED_ELEMS`. YNNPACK's loops read images where
+they lie and the kernel again and again, Eigen's gather patches of the images first: one of 3x3x64x64 takes two thirds of the time, but the
+windows of 16x16x32x64 by which a gradient of weights convolves take twice the time. XLA has one choice for a whole executable."""
 
 EXACT_OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False, "xla_cpu_prefer_vector_width": 512}
 """Further options of bit-exact executables. The concurrency-optimized scheduler runs other work beside a float64 dot, and YNNPACK then runs
@@ -74,6 +81,7 @@ class FastEngine:
         options = (
             COMPILER_OPTIONS
             | (EXACT_OPTIONS if fidelity == "bitexact" else NATIVE_OPTIONS)
+            | (YNNPACK_CONVOLUTIONS if fidelity == "native" and _are_cached(program) else {})
             | (LEAST_MEMORY if chips_of(program.mesh) * occupied_bytes(program) >= LARGE_BYTES else {})
         )
         entries = kept_entries() if code and host is DEFAULT else None
@@ -242,6 +250,12 @@ def _stages(segments: Sequence[Segment]) -> list[Stage]:
     for segment in segments:
         found += _stages(segment.body + segment.condition) if isinstance(segment, HostLoop) else [segment]
     return found
+
+
+def _are_cached(program: Program) -> bool:
+    """Whether the kernels of all convolutions are small enough to stay in a core's cache."""
+    products = (i for kernel in program.kernels() for i in kernel.instructions if isinstance(i, MatmulAccumulate) and i.pairs)
+    return all(math.prod(axis.whole for axis in i.b.axes) < CACHED_ELEMS for i in products)
 
 
 def _some(items: Any) -> Any:

@@ -7,7 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
+
+from tpuflow.device.fast.lax_rounding import turned
 
 Value = Any
 Combine = Callable[[Value, Value], Value]
@@ -17,6 +21,9 @@ _LEAST_ELEMS = 2**16
 _FEW_ROWS, _FEW_ELEMS = 32, 2**10
 _WINDOW = 32
 _ROW_ELEMS = 1024
+_LEAST, _MOST = np.int32(-(2**31)), np.int32(2**31 - 1)
+_EXTREMES: dict[str, tuple[Combine, np.int32, np.int32]] = {"max": (lax.max, _MOST, _LEAST), "min": (lax.min, _LEAST, _MOST)}
+"""(how integers are combined, the one that stands for NaN, the identity)."""
 
 
 def reduced(a: Value, axes: Sequence[int], combine: Combine, nothing: Any) -> Value:
@@ -32,9 +39,22 @@ def reduced(a: Value, axes: Sequence[int], combine: Combine, nothing: Any) -> Va
     return found.reshape([1 if axis in axes else n for axis, n in enumerate(a.shape)])
 
 
+def extreme(op: str, a: Value, axes: Sequence[int]) -> Value:
+    """`reduced` of f32 by "max" or "min", which hand on NaN and take +0 to be above -0, as that of integers in the floats' order.
+
+    LLVM makes vectors of these, and of what they are computed from. A maximum of floats that hands on NaN it computes number by number,
+    and roundings with it: 2.6 ms instead of 0.4 for the rows of [6144, 128] in bf16.
+    """
+    combine, nan, nothing = _EXTREMES[op]
+    ordered = turned(lax.bitcast_convert_type(a, jnp.int32))
+    found = reduced(lax.select(lax.ne(a, a), jnp.full_like(ordered, nan), ordered), axes, combine, nothing)
+    return lax.bitcast_convert_type(turned(found), jnp.float32)
+
+
 def _along(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
     """`a` with one axis reduced. XLA:CPU reduces rows (the last axis) in vector registers; long rows are reduced in pieces, so that sums
-    lose no digits. It reduces columns one element after the other, except in windows, where it takes a row of columns at once."""
+    lose no digits. It reduces columns one element after the other, except in windows, where it takes a row of columns at once: 16 rows of
+    [160, 768] in 0.02 ms instead of 0.16."""
     n = a.shape[axis]
     if axis < a.ndim - 1:
         a = _in_windows(a, axis, combine, nothing)
@@ -44,9 +64,9 @@ def _along(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
 
 
 def _in_windows(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
-    """`a` with windows of the axis reduced, again and again until it is no longer than a window."""
-    window = tuple(_WINDOW if i == axis else 1 for i in range(a.ndim))
-    while a.shape[axis] > _WINDOW:
+    """`a` with windows of the axis reduced, again and again until it is short."""
+    while (n := a.shape[axis]) > (_PIECES if a.size >= _FEW_ELEMS else _WINDOW):
+        window = tuple(min(n, _WINDOW) if i == axis else 1 for i in range(a.ndim))
         a = lax.reduce_window(a, nothing, combine, window, window, "SAME")
     return a
 

@@ -77,6 +77,11 @@ def quiet(x: Value) -> Value:
     return lax.bitcast_convert_type(lax.select(nan, bits | np.int32(0x00400000), bits), jnp.float32)
 
 
+def turned(bits: Value) -> Value:
+    """The s32 bits of f32 as integers with the floats' order, NaN apart; its own inverse."""
+    return lax.select(lax.lt(bits, jnp.zeros_like(bits)), bits ^ np.int32(0x7FFFFFFF), bits)
+
+
 def _rounded(x: Value, dtype: DType) -> Value:
     """f32 to the nearest number of f16 or bf16, in f32."""
     if dtype == F16:

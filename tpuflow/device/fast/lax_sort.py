@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpuflow.device.fast.lax_rounding import flushed, x64
+from tpuflow.device.fast.lax_rounding import flushed, turned, x64
 from tpuflow.dtypes import DType
 
 Value = Any
 
 FEW = 8
 """TopK is quicker than a sort if `count` is at most 1 / FEW of a row."""
-_MAGNITUDE, _SIGN = np.int32(0x7FFFFFFF), np.uint32(0x80000000)
+_SIGN = np.uint32(0x80000000)
 
 
 def sort(operands: Sequence[Value], dtypes: Sequence[DType], axis: int, keys: int, count: int) -> tuple[Value, ...]:
@@ -42,17 +42,12 @@ def _rank(x: Value, dtype: DType) -> Value:
     """s32 keys with the order of the values: subnormals (f32, bf16) and -0 equal to 0, NaN above all."""
     if dtype.is_float:
         wide = flushed(x, dtype)
-        ordered = _turned(lax.bitcast_convert_type(wide, jnp.int32))
+        ordered = turned(lax.bitcast_convert_type(wide, jnp.int32))
         ordered = lax.select(lax.eq(wide, jnp.zeros_like(wide)), jnp.zeros_like(ordered), ordered)
         return lax.select(lax.ne(wide, wide), jnp.full_like(ordered, 0x7FC00000), ordered)
     if x.dtype == np.uint32:
         return lax.bitcast_convert_type(x ^ _SIGN, jnp.int32)
     return lax.convert_element_type(x, jnp.int32)
-
-
-def _turned(bits: Value) -> Value:
-    """The bits of floats as integers with the floats' order; its own inverse."""
-    return lax.select(lax.lt(bits, jnp.zeros_like(bits)), bits ^ _MAGNITUDE, bits)
 
 
 def _first_places(rank: Value, axis: int, count: int) -> Value:
@@ -81,7 +76,7 @@ def _least(rank: Value, count: int) -> Value:
     It is a custom call by name, since XLA itself recognizes a TopK only where it has simplified a comparator first.
     """
     *outer, n = rank.shape
-    floats = lax.bitcast_convert_type(_turned(lax.bitwise_not(rank)), jnp.float32)
+    floats = lax.bitcast_convert_type(turned(lax.bitwise_not(rank)), jnp.float32)
     shape = (math.prod(outer), count)
     results = jax.ShapeDtypeStruct(shape, np.float32), jax.ShapeDtypeStruct(shape, np.int32)
     found = jax.ffi.ffi_call("TopK", results, vmap_method="sequential", custom_call_api_version=1)(floats.reshape(-1, n))
