@@ -61,7 +61,7 @@ def test_a_function_of_forms_is_called_once_for_each_form_and_its_arguments() ->
 
 
 def test_forms_end_with_their_nodes() -> None:
-    node, alike = kernel(), kernel()
+    node, alike = kernel(factor=7.0), kernel(factor=7.0)  # of which no other test keeps one
     form = weakref.ref(form_of(node))
     assert form() is form_of(alike)
     del node
