@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
+from typing import Any
 
 import pytest
 
+from tpuflow.chips import get_chip
 from tpuflow.dtypes import BF16, F32, DType
+from tpuflow.lower.emit import in_place
+from tpuflow.lower.emit.in_place import overwritable
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.tiling import Tiling
+from tpuflow.lower.passes import kernel_cost
 from tpuflow.lower.passes.forms import by_form, form_of
+from tpuflow.lower.passes.kernel_cost import memory_and_compute_seconds
 
 SHAPE = (8, 16)
 
@@ -58,6 +65,31 @@ def test_a_function_of_forms_is_called_once_for_each_form_and_its_arguments() ->
     assert [operands(node) for node in (one, alike, other)] == [2, 2, 2]
     assert operands(alike, 1) == operands(one, 1) == 3
     assert calls == [(one, 0), (other, 0), (alike, 1)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "module", "work"),
+    [
+        (overwritable, in_place, "_read_elsewhere"),
+        (lambda node: memory_and_compute_seconds(node, get_chip("tpu-v4")), kernel_cost, "work_seconds"),
+    ],
+    ids=["what may be overwritten", "seconds"],
+)
+def test_passes_find_out_once_what_is_true_of_all_kernels_that_are_alike(
+    asked: Callable[[Node], Any], module: ModuleType, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    own = getattr(module, work)
+    monkeypatch.setattr(module, work, lambda *args: calls.append(args) or own(*args))
+    one, alike, other = kernel(factor=11.0), kernel(factor=11.0), kernel(factor=13.0)
+    for node, count in ((one, 1), (alike, 1), (other, 2)):
+        asked(node)
+        assert len(calls) == count
+
+
+def test_an_operand_that_a_kernel_may_overwrite_is_its_own() -> None:
+    one, alike = kernel(), kernel()
+    assert overwritable(one) == set(one.inputs) and overwritable(alike) == set(alike.inputs)
 
 
 def test_forms_end_with_their_nodes() -> None:
