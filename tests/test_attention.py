@@ -26,6 +26,7 @@ from tpuflow.errors import OutOfMemoryError
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Program
 from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
+from tpuflow.lower.passes import join_products
 from tpuflow.lower.passes.base import Pass
 
 EAGER = replace(get_chip("tpu-v5e"), name="slow-memory", hbm_bytes_per_second=819e2)
@@ -74,6 +75,28 @@ def operands(shape: tuple[int, int, int, int, int], dtype: Any, *, masked: bool 
     arrays = [rng.standard_normal((batch, heads, n, width)).astype(dtype) for n in (rows, columns, columns)]
     masks = [rng.random((batch, 1, 1, columns)) < 0.7] * masked + [rng.random((batch, heads, rows, columns)) < 0.9] * dropped
     return [*arrays, *masks]
+
+
+def test_layers_that_share_a_mask_are_compared_once(monkeypatch: pytest.MonkeyPatch):
+    """Every two of them read it; that they cannot be one kernel is found out for all layers that are alike at once."""
+    regions: list[Any] = []
+    own = join_products.RegionBuilder.fused
+    monkeypatch.setattr(join_products.RegionBuilder, "fused", lambda *args: regions.append(args) or own(*args))
+
+    def layers(x: jax.Array, seen: jax.Array, weights: Sequence[jax.Array]) -> jax.Array:
+        for w in weights:
+            x = attend(jnp.tanh(x @ w), x, x, seen)
+        return x
+
+    def tried(count: int) -> int:
+        regions.clear()
+        assert len([n for n in products(compiled(layers, (x, seen, [w] * count), get_chip("tpu-v4"))) if n > 1]) == count
+        return len(regions)
+
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1, 2, 2048, 128), (128, 128)))
+    seen = jax.ShapeDtypeStruct((2048, 2048), jnp.bool_)
+    two, four, eight = map(tried, (2, 4, 8))
+    assert eight - four <= 2 * (four - two)
 
 
 def with_masks(function: Callable[..., Any], *, masked: bool, dropped: bool) -> Callable[..., Any]:

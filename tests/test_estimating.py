@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 import tpuflow
 from models.mlp import MLP
@@ -49,6 +50,30 @@ def mlp_step(batch: int):
 def no_step(batch: int):
     """Not what the command line takes."""
     return batch
+
+
+class Remembered(nn.Module):
+    """A dense layer and dropout; `CALLS` learns in which mode it is traced."""
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        CALLS.append("train" if train else "init")
+        return nn.Dropout(self.rate, deterministic=not train)(nn.Dense(10)(x.reshape(x.shape[0], -1)))
+
+
+CALLS: list[str] = []
+
+
+@pytest.mark.parametrize(
+    ("rate", "calls"), [(0.0, ["init", "train"]), (0.5, ["init", "train", "train", "train"])], ids=["no random stream", "dropout"]
+)
+def test_a_model_is_traced_for_its_random_streams_only_where_it_has_some(rate: float, calls: list[str]):
+    CALLS.clear()
+    found = tpuflow.estimate_training(Remembered(rate), (IMAGES, LABELS))
+    assert calls == CALLS
+    assert any(port.key for port in found.program.inputs) == (rate > 0)
 
 
 def test_a_function_is_estimated_from_shapes():

@@ -33,7 +33,7 @@ from tpuflow.training.adapters.model import MISFITS
 from tpuflow.training.config import StepConfig, configured, option
 from tpuflow.training.descriptions import DEFAULT_OPTIMIZER, describe_optimizer
 from tpuflow.training.mismatches import types_text
-from tpuflow.training.preparing import make_recipe, samples_of, state_shapes
+from tpuflow.training.preparing import make_recipe, samples_of, trace_step
 from tpuflow.training.train_step import Recipe, TrainState
 
 Calibrated = str | os.PathLike[str] | Calibration | None
@@ -196,20 +196,19 @@ def training_program(config: StepConfig, chip: Chip) -> tuple[Recipe, Program, T
         return ConfigError(f"{told}: {said} Give the shapes and types of a batch that they take.")
 
     with users_code(f"while tracing {told}", MISFITS, refusal), jax.disable_jit(False):
-        recipe, state = state_shapes(recipe, batch)
-        closed, shapes = jax.make_jaxpr(recipe.train_step, return_shape=True)(state, batch)
-    carries = leaf_names(state)
+        step = trace_step(recipe, batch)
+    carries = leaf_names(step.state)
     program = compile_sink(
-        closed,
+        step.jaxpr,
         carries=len(carries),
         chip=chip,
         name="train_step",
         carry_names=carries,
         infeed_names=names_of(batch, pair=True),
-        outfeed_names=leaf_names(shapes[1]),
-        host_carries=recipe.at_host(state),
+        outfeed_names=leaf_names(step.results[1]),
+        host_carries=step.recipe.at_host(step.state),
     )
-    return recipe, program, state
+    return step.recipe, program, step.state
 
 
 def _calibration(calibration: Calibrated) -> Calibration | None:

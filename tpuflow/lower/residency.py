@@ -67,7 +67,7 @@ def _chosen(stays: Sequence[Stay], program: Program, bus: Bus, floors: np.ndarra
     """Those that find a place, asked one after the other. A buffer stays more than once only with copies, at times apart: what one stay
     copies to HBM has arrived there before another begins."""
     capacity = program.chip.resident_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-    memory = _Memory(floors, capacity, np.zeros((0, 4), np.int64))
+    memory = _Memory.of(floors, capacity)
     made: dict[int, list[Stay]] = defaultdict(list)
     found: list[Placed] = []
     for stay in stays:
@@ -102,27 +102,30 @@ _FLOORS: Mapping[str, Callable[[Timeline, Bus], np.ndarray]] = {"vmem": _tile_en
 @dataclass(slots=True)
 class _Memory:
     """A memory over time: `floors` has what kernels take at every tick; arrays placed so far as rows (first tick, last, address, end), from
-    the highest end to the lowest."""
+    the highest end to the lowest, between all that is above the memory and its beginning."""
 
     floors: np.ndarray
-    capacity: int
     placed: np.ndarray
+
+    @classmethod
+    def of(cls, floors: np.ndarray, capacity: int) -> _Memory:
+        """Without arrays, of so many bytes."""
+        return cls(floors, np.array([(0, FOREVER, capacity, FOREVER), (0, FOREVER, 0, 0)], np.int64))
 
     def place(self, request: Request) -> int | None:
         """Take the highest gap that is free from the first to the last tick; its address, None if there is none."""
         size, first, last = aligned(request.bytes), request.start, request.end
-        floor = self.floors[first : last + 1].max(initial=0)
-        if self.capacity - floor < size:
+        placed, floor = self.placed, self.floors[first : last + 1].max(initial=0)
+        if placed[0, 2] - floor < size:
             return None
-        rows = self.placed[(self.placed[:, 0] <= last) & (first <= self.placed[:, 1])]
-        above = np.minimum.accumulate(np.concatenate(([self.capacity], rows[:, 2])))  # the end of each gap, downwards
-        below = np.append(np.maximum(rows[:, 3], floor), floor)
-        fits = np.flatnonzero(above - below >= size)
+        rows = placed[(placed[:, 0] <= last) & (placed[:, 1] >= first)]
+        above = np.minimum.accumulate(rows[:-1, 2])  # the end of each gap, downwards
+        fits = (above - np.maximum(rows[1:, 3], floor) >= size).nonzero()[0]
         if not fits.size:
             return None
         address = int(above[fits[0]]) - size
-        at = np.searchsorted(-self.placed[:, 3], -(address + size), side="right")
-        self.placed = np.insert(self.placed, at, (first, last, address, address + size), axis=0)
+        at = int(np.count_nonzero(placed[:, 3] >= address + size))
+        self.placed = np.concatenate((placed[:at], [(first, last, address, address + size)], placed[at:]))
         return address
 
 

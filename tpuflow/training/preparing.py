@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from tpuflow.data.chunks import samples_in
 from tpuflow.data.feeding import ArrayFeed, Feed, make_feed
 from tpuflow.errors import ConfigError, DataError, a_thing
 from tpuflow.garbage import undisturbed
+from tpuflow.jaxprs.compat import ClosedJaxpr
 from tpuflow.stages.staging import Target, as_array
 from tpuflow.stages.tracing import users_code
 from tpuflow.training.adapters import get_model
@@ -290,14 +292,54 @@ def _strategy(mesh: Mapping[str, int] | None, sharding: str | Rules, samples: in
 
 def state_shapes(recipe: Recipe, batch: Any) -> tuple[Recipe, TrainState]:
     """The recipe with its random streams, and the shapes and types of its state, for batches of these shapes."""
+    made, params, carried = _made_shapes(recipe, batch)
+    return _with_state(_with_streams(recipe, made, carried, batch), params, carried, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """A step as a jaxpr, (state, batch) -> (new state, figures): the recipe with its random streams, and shapes and types of both."""
+
+    recipe: Recipe
+    state: TrainState
+    jaxpr: ClosedJaxpr
+    results: Any
+
+
+def trace_step(recipe: Recipe, batch: Any) -> TracedStep:
+    """Trace a recipe's step, for batches of these shapes.
+
+    A model that says so by an error is first taken for one that draws from no random stream: most do not, and tracing it once more to find
+    its streams would take as long as its forward pass does here.
+    """
+    made, params, carried = _made_shapes(recipe, batch)
+    missing = recipe.model.missing_stream if recipe.loss_fn is None else None
+    if missing is not None:
+        with suppress(missing):
+            return _traced(*_with_state(recipe, params, carried, batch), batch)
+    return _traced(*_with_state(_with_streams(recipe, made, carried, batch), params, carried, batch), batch)
+
+
+def _traced(recipe: Recipe, state: TrainState, batch: Any) -> TracedStep:
+    return TracedStep(recipe, state, *jax.make_jaxpr(recipe.train_step, return_shape=True)(state, batch))
+
+
+def _made_shapes(recipe: Recipe, batch: Any) -> tuple[Any, Any, Any]:
+    """(parameters as the model makes them, in the policy's type, carried variables), as shapes and types."""
 
     def variables(batch: Any) -> tuple[Any, Any, Any]:
         params, carried = recipe.model.init(jax.random.key(0), recipe.roles.inputs(batch))
         return params, recipe.policy.cast_params(params, recipe.model.norms(params, carried)), carried
 
-    made, params, carried = jax.eval_shape(variables, batch)
+    return jax.eval_shape(variables, batch)
+
+
+def _with_streams(recipe: Recipe, made: Any, carried: Any, batch: Any) -> Recipe:
     uncast = replace(recipe, policy=amp.get_policy("fp32"))  # which draws from the same streams, and is traced in half the time
-    recipe = replace(recipe, streams=trace_forward(uncast, made, carried, batch, "data")[0].streams)
+    return replace(recipe, streams=trace_forward(uncast, made, carried, batch, "data")[0].streams)
+
+
+def _with_state(recipe: Recipe, params: Any, carried: Any, batch: Any) -> tuple[Recipe, TrainState]:
     key = jax.eval_shape(lambda: jax.random.key(0)) if recipe.streams else None
     state = jax.eval_shape(recipe.state_of, params, carried, key)
     recipe = recipe.for_state(state, batch)

@@ -5,17 +5,17 @@ Possible where every element is read and written through equal windows, or where
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tpuflow.lower.emit.nest import Labels
 from tpuflow.lower.emit.region import ELEMENTWISE, Region, Roots
 from tpuflow.lower.emit.templates import FORMS
-from tpuflow.lower.graph.graph import Node, Value
+from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import PRODUCTS
+from tpuflow.lower.passes.forms import by_form
 
 PIECEWISE = ("dynamic_update_slice", "scatter_rows")
 
@@ -35,19 +35,30 @@ def overwritable(node: Node) -> frozenset[Value]:
     return frozenset(v for v in whole if v.type in types)
 
 
-@functools.lru_cache(maxsize=8)
 def _read_in_place(node: Node) -> frozenset[Value]:
-    """The operands of a fused node that are read only where a result is written. Cached, because several passes ask in turn."""
+    """The operands of a fused node that are read only where a result is written."""
+    return frozenset([node.inputs[i] for i in _numbers_read_in_place(node)])
+
+
+@by_form
+def _numbers_read_in_place(node: Node) -> tuple[int, ...]:
+    """Their numbers."""
     (graph,) = node.regions
-    if node.attrs["kind"] is Kind.SEVERAL:
-        whole = _read_in_place_by_one(graph.nodes)
-        return frozenset(outer for own, outer in zip(graph.inputs, node.inputs, strict=True) if own in whole)
+    elsewhere = _read_elsewhere(graph, node.attrs["kind"])
+    outer = {v for own, v in zip(graph.inputs, node.inputs, strict=True) if own in elsewhere}
+    return tuple(i for i, v in enumerate(node.inputs) if v not in outer)
+
+
+def _read_elsewhere(graph: Graph, kind: Kind) -> Collection[Value]:
+    """The inputs of a fused node's region that may be read where no result is written, or another one."""
+    if kind is Kind.SEVERAL:
+        return set(graph.inputs) - _read_in_place_by_one(graph.nodes)
     if any(n.op == "join" for n in graph.nodes):
-        return frozenset()  # its pieces may be read where others are written
-    if node.attrs["kind"] is Kind.ROWS and any(n.op in PRODUCTS for n in graph.nodes):
-        return frozenset()  # parts of its batches take turns in a step: one is read at another place than the other is written
+        return graph.inputs  # its pieces may be read where others are written
+    if kind is Kind.ROWS and any(n.op in PRODUCTS for n in graph.nodes):
+        return graph.inputs  # parts of its batches take turns in a step: one is read at another place than the other is written
     region = Region(graph.nodes, dict.fromkeys(graph.inputs, 0), tuple((v, 0) for v in graph.outputs))
-    levels = FORMS[node.attrs["kind"]].levels(region)
+    levels = FORMS[kind].levels(region)
     loads: dict[Value, set[tuple[int, Labels]]] = {}
     for number, (roots, labels) in enumerate(levels):
         for value, used in region.accesses(roots, labels):
@@ -55,7 +66,7 @@ def _read_in_place(node: Node) -> frozenset[Value]:
     stored = _StoredWindows.of(levels, region)
     elsewhere = {value for value, found in loads.items() if not stored.allow(found)}
     elsewhere.update(n.inputs[0] for n in graph.nodes if n.op in ("window", "random"))  # one number everywhere is a view that walks nowhere
-    return frozenset(node.inputs) - {outer for own, outer in zip(graph.inputs, node.inputs, strict=True) if own in elsewhere}
+    return elsewhere
 
 
 def _read_in_place_by_one(members: Sequence[Node]) -> set[Value]:

@@ -9,8 +9,9 @@ from typing import Any
 from tpuflow.isa.instruction import Instruction
 from tpuflow.isa.program import Kernel
 from tpuflow.lower.emit.site import Emitted
-from tpuflow.lower.graph.graph import Graph, Node, Value
+from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.passes.analysis import attr_key
+from tpuflow.lower.passes.forms import form_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Repeated:
         """
         sources = [n.source for n in (node, *(n for region in node.regions for n in region.walk()))]
         own = Bindings(tuple(dict.fromkeys(buffers)), tuple(dict.fromkeys(sources)))
-        form = (structural_key(node), _pattern(buffers), _pattern(sources), attr_key(fill))
+        form = (form_of(node), _pattern(buffers), _pattern(sources), attr_key(fill))
         known = self.made.get(form)
         if known is None:
             self.made[form] = emitted, _ = emit(), own
@@ -44,26 +45,6 @@ class Repeated:
         place = dict(zip(other.buffers, own.buffers, strict=True))
         line = {"": ""} | dict(zip(other.sources, own.sources, strict=True))  # waits in a section of nothing else are of no line
         return replace(made, kernels=tuple(_moved(k, node.scope, place, line) for k in made.kernels))
-
-
-def structural_key(node: Node) -> Hashable:
-    """A key that is equal for structurally equal nodes: the same operations on operands of the same types, whichever values these are."""
-    numbers: dict[Value, int] = {}
-    return _node_key(node, numbers)
-
-
-def _node_key(node: Node, numbers: dict[Value, int]) -> Hashable:
-    inputs = tuple([numbers.setdefault(v, len(numbers)) for v in node.inputs])
-    results = tuple([numbers.setdefault(v, len(numbers)) for v in node.results])
-    types = tuple([v.type for v in (*node.inputs, *node.results)])
-    attrs = tuple([(name, attr_key(value)) for name, value in node.attrs.items()])
-    return node.op, inputs, results, types, attrs, tuple([_region_key(r) for r in node.regions]), node.tilings
-
-
-def _region_key(region: Graph) -> Hashable:
-    numbers = {v: i for i, v in enumerate(region.inputs)}
-    nodes = tuple([_node_key(n, numbers) for n in region.nodes])
-    return len(region.inputs), nodes, tuple([numbers[v] for v in region.outputs])
 
 
 def _pattern(items: Sequence[Hashable]) -> tuple[int, ...]:

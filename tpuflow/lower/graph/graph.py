@@ -49,7 +49,7 @@ class Value:
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Node:
     """One operation. `attrs` holds plain hashable data (ints, tuples, strings, NumPy arrays for `constant`); `regions` nested graphs.
 

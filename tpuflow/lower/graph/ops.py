@@ -40,5 +40,5 @@ def infer(op: str, inputs: Types, attrs: Mapping[str, Any], regions: tuple[Graph
 
 
 def has_effect(op: str, regions: tuple[Graph, ...] = ()) -> bool:
-    """Whether the operation, or one nested in its regions, feeds or is fed by the host; such a node is never removed."""
-    return OPS[op].effect or any(has_effect(n.op, n.regions) for r in regions for n in r.nodes)
+    """Whether the operation, or one nested in its regions, feeds or is fed by the host; such a node is never removed. No kernel does."""
+    return OPS[op].effect or (op != "fused" and any(has_effect(n.op, n.regions) for r in regions for n in r.nodes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -12,7 +12,6 @@ from tpuflow.chips import Chip
 from tpuflow.errors import CompileError
 from tpuflow.isa.contraction import Contraction, Labels
 from tpuflow.lower.emit.region import Region
-from tpuflow.lower.emit.repeated import structural_key
 from tpuflow.lower.emit.rows import emit_rows
 from tpuflow.lower.emit.site import Site
 from tpuflow.lower.graph.blocking import depth_block
@@ -23,6 +22,7 @@ from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.rows import rows_in
 from tpuflow.lower.passes.analysis import dataflow_order, depending
 from tpuflow.lower.passes.base import ChipPass
+from tpuflow.lower.passes.forms import Form, form_of
 from tpuflow.lower.passes.kernel_cost import MAX_NODES, busy_seconds, rows_at_once
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, is_kernel
 from tpuflow.lower.passes.unit_seconds import held_seconds
@@ -56,7 +56,8 @@ class _Joining:
     def __init__(self, graph: Graph, nodes: Sequence[Node], chip: Chip, *, saves_memory: bool) -> None:
         self.nodes: list[Node | None] = list(nodes)
         self.outputs, self.chip, self.saves_memory = set(graph.outputs), chip, saves_memory
-        self.fits_cache: dict[Hashable, bool] = {}
+        self.fits_cache: dict[Form, bool] = {}
+        self.refused: set[Hashable] = set()  # forms of kernels that cannot be fused into one, or that it does not pay to
         self.defined_at: dict[Value, int] = {}
         self.readers: dict[Value, list[int]] = {}
         self._index()
@@ -131,10 +132,30 @@ class _Joining:
 
     def _join(self, members: Sequence[int]) -> bool:
         """Fuse kernels into one, if that is profitable and there is an order with it."""
+        form = self._form(members)
+        if form in self.refused:
+            return False
         found = self._merged(members)
         if found is None or not self._pays([found[1]], [self._node(at) for at in members]):
+            self.refused.add(form)
             return False
         return self._replace(dict.fromkeys(members), dict([found]))
+
+    def _form(self, members: Iterable[int]) -> Hashable:
+        """What decides whether kernels are fused: their structure, which operands and results they share, and which results others read.
+
+        Layers are alike, and their kernels often share an operand, as a mask: so are most pairs.
+        """
+        members, inside = sorted(members), set(members)
+        nodes = [self._node(at) for at in members]
+        numbers: dict[Value, int] = {}
+        shared = [numbers.setdefault(v, len(numbers)) for node in nodes for v in (*node.inputs, *node.results)]
+        stored = [self._is_stored(v, inside) for node in nodes for v in node.results]
+        return tuple(map(form_of, nodes)), tuple(shared), tuple(stored)
+
+    def _is_stored(self, result: Value, inside: Container[int]) -> bool:
+        """Whether others than the kernels at positions `inside` read a result of theirs."""
+        return result in self.outputs or any(at not in inside for at in self.readers.get(result, ()))
 
     def _node(self, at: int) -> Node:
         node = self.nodes[at]
@@ -153,7 +174,7 @@ class _Joining:
         made = {} if recomputation is None else recomputation.computed(builder)
         for at in members:
             made |= dict(zip(self._node(at).results, builder.inline_region(self._node(at), made), strict=True))
-        stored = [v for v in results if v in self.outputs or not inside.issuperset(self.readers.get(v, ()))]
+        stored = [v for v in results if self._is_stored(v, inside)]
         like = next((node for at in members if is_rows(node := self._node(at))), self._node(members[-1]))
         like = replace(like, attrs=MappingProxyType({**like.attrs, "kind": Kind.ROWS}))
         one = builder.fused(like, [made[v] for v in stored], stored)
@@ -171,8 +192,8 @@ class _Joining:
         return max((at for at in members if after < at < before), default=max(members))
 
     def _fits(self, node: Node) -> bool:
-        """Whether a row kernel fits on the chip, according to its emission template; cached by structure."""
-        form = structural_key(node)
+        """Whether a row kernel fits on the chip, according to its emission template; cached by form."""
+        form = form_of(node)
         if form not in self.fits_cache:
             site = Site(node, Region.of(node, range(len(node.inputs) + len(node.results))), self.chip, node.scope)
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Iterator
 
@@ -13,6 +12,7 @@ from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.graph.rows import Rows, rows_in
+from tpuflow.lower.passes.forms import by_form
 from tpuflow.lower.passes.region_builder import bytes_of, is_kernel
 from tpuflow.lower.passes.unit_seconds import move_seconds, multiplied_seconds, times_read, work_seconds
 from tpuflow.lower.tiling import MATRIX_EDGE, rows_tile_bytes, shrinking
@@ -121,7 +121,7 @@ def roofline_seconds(node: Node, chip: Chip) -> float:
     return max(move_seconds(moved, chip), work_seconds(region.nodes, chip), multiplied)
 
 
-@functools.lru_cache(maxsize=512)
+@by_form
 def memory_and_compute_seconds(node: Node, chip: Chip, side: int = MATRIX_EDGE) -> tuple[float, float]:
     """(seconds of a kernel's DMAs, seconds of its vector and matrix units, which overlap but where those of a row kernel wait for another).
 

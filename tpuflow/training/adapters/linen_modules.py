@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from flax import linen
 from flax.core.scope import Scope
+from flax.errors import InvalidRngError
 
 from tpuflow.training.adapters.model import DROPOUT, AroundNorm, Inputs, Model, modes_of, parameters_of
 
@@ -59,7 +60,8 @@ def linen_model(module: linen.Module, around_norm: AroundNorm | None) -> Model:
     def norms(params: Any, carried: Any) -> Any:
         return _owned_by(params, {path[:-1] for path, _ in jax.tree_util.tree_leaves_with_path(carried.get(STATISTICS, {}))})
 
-    return Model(own.__name__, init, train_apply, eval_apply, norms, parameters_of(own.__call__))
+    parameters = parameters_of(own.__call__)
+    return Model(own.__name__, init, train_apply, eval_apply, norms, parameters, missing_stream=InvalidRngError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class Model:
     norms: (params, carried) -> a tree of booleans as `params`: the parameters of layers that normalise by the batch.
     parameters: the names of the call's arguments, by which entries of a batch that is a mapping find their places.
     update: (params, carried) -> None: called with the trained variables in the end.
+    missing_stream: what a call raises where it draws from a random stream that it was not given; None: it need not raise anything.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Model:
     norms: Callable[[Any, Any], Any] = _no_norms
     parameters: tuple[str, ...] = ()
     update: Callable[[Any, Any], None] = _keep
+    missing_stream: type[Exception] | None = None
 
 
 def modes_of(call: Callable[..., Any]) -> dict[str, Any]:
