@@ -76,6 +76,28 @@ def test_a_model_is_traced_for_its_random_streams_only_where_it_has_some(rate: f
     assert any(port.key for port in found.program.inputs) == (rate > 0)
 
 
+class Asking(nn.Module):
+    """A dense layer, with noise beside it where the caller gives a random stream for that."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x.reshape(x.shape[0], -1)
+        if self.has_rng("noise"):
+            x += jax.random.normal(self.make_rng("noise"), x.shape)
+        return nn.Dense(10)(x)
+
+
+def test_a_model_that_asks_whether_it_has_a_random_stream_is_given_it_in_training_alone():
+    found = tpuflow.estimate_training(Asking(), (IMAGES, LABELS))
+    assert any(port.key for port in found.program.inputs)
+    images = np.ones((8, 28, 28), np.float32)
+    params = Asking().init(jax.random.key(0), images)["params"]
+    options = {"optimizer": optax.sgd(0.0), "batch_size": 4, "params": params, "progress": False}
+    first, second = (tpuflow.train(Asking(), (images, np.arange(8, dtype=np.int32)), seed=seed, **options) for seed in (0, 1))
+    assert first.losses != second.losses
+    np.testing.assert_allclose(first.predict(images, progress=False), Asking().apply({"params": params}, images), rtol=1e-5)
+
+
 def test_a_function_is_estimated_from_shapes():
     x, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((4096, 4096), (4096, 8192)))
     found = tpuflow.estimate(layer, x, w, chip="tpu-v5e")

@@ -309,13 +309,12 @@ class TracedStep:
 def trace_step(recipe: Recipe, batch: Any) -> TracedStep:
     """Trace a recipe's step, for batches of these shapes.
 
-    A model that says so by an error is first taken for one that draws from no random stream: most do not, and tracing it once more to find
-    its streams would take as long as its forward pass does here.
+    A model that fails where it has no random stream to draw from is first taken for one that needs none: most do, and tracing it once more
+    to find its streams would take as long as its forward pass does here. Whatever else it fails by is told where its streams are sought.
     """
     made, params, carried = _made_shapes(recipe, batch)
-    missing = recipe.model.missing_stream if recipe.loss_fn is None else None
-    if missing is not None:
-        with suppress(missing):
+    if recipe.loss_fn is None and recipe.model.without_streams is not None:
+        with suppress(Exception), recipe.model.without_streams():
             return _traced(*_with_state(recipe, params, carried, batch), batch)
     return _traced(*_with_state(_with_streams(recipe, made, carried, batch), params, carried, batch), batch)
 

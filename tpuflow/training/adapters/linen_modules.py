@@ -43,7 +43,7 @@ def linen_model(module: linen.Module, around_norm: AroundNorm | None) -> Model:
     def apply(params: Any, carried: Any, inputs: Inputs, rngs: Any, wanted: Path, *, train: bool) -> tuple[Any, Any, Any]:
         args, kwargs = inputs
         mutable, streams = list(dict.fromkeys((*carried, *wanted))), dict(rngs or {})
-        with _intercepted(around_norm):
+        with _intercepted(around_norm), nullcontext() if train else _watched(has_stream=lambda name: False):
             outputs, changed = module.apply(
                 {"params": params, **carried}, *args, rngs=streams, mutable=mutable, **options(kwargs, train=train)
             )
@@ -61,15 +61,17 @@ def linen_model(module: linen.Module, around_norm: AroundNorm | None) -> Model:
         return _owned_by(params, {path[:-1] for path, _ in jax.tree_util.tree_leaves_with_path(carried.get(STATISTICS, {}))})
 
     parameters = parameters_of(own.__call__)
-    return Model(own.__name__, init, train_apply, eval_apply, norms, parameters, missing_stream=InvalidRngError)
+    return Model(own.__name__, init, train_apply, eval_apply, norms, parameters, without_streams=_without_streams)
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A recording: the paths (collection, *modules, name) of sown values, and the names of the random streams drawn from."""
+    """A recording: the paths (collection, *modules, name) of sown values, and the names of the random streams drawn from. `has_stream`
+    answers a module that asks whether it has a stream of a name, if not what it was given does."""
 
     sown: set[Path] = field(default_factory=set)
     streams: dict[str, None] = field(default_factory=dict)
+    has_stream: Callable[[str], bool] | None = None
 
 
 _WATCHING = threading.local()
@@ -77,8 +79,8 @@ _WATCHING = threading.local()
 
 @functools.cache
 def _listen() -> None:
-    """Patch `Module.sow` and `Scope.make_rng` once, so that they record their calls; they behave as before."""
-    sow, make_rng = linen.Module.sow, Scope.make_rng
+    """Patch `Module.sow`, `Module.has_rng` and `Scope.make_rng` once, so that they record their calls; they behave as before."""
+    sow, has_rng, make_rng = linen.Module.sow, linen.Module.has_rng, Scope.make_rng
 
     @functools.wraps(sow)
     def sow_seen(self: linen.Module, col: str, name: str, value: Any, **options: Any) -> Any:
@@ -86,25 +88,48 @@ def _listen() -> None:
             seen.sown.add((col, *self.path, name))
         return sow(self, col, name, value, **options)
 
+    @functools.wraps(has_rng)
+    def has_rng_seen(self: linen.Module, name: str) -> bool:
+        watching: tuple[_Seen, ...] = getattr(_WATCHING, "seen", ())
+        answer = next((seen.has_stream for seen in reversed(watching) if seen.has_stream is not None), None)
+        if answer is None:
+            return has_rng(self, name)
+        there = answer(name)
+        if there:
+            for seen in watching:
+                seen.streams[name] = None
+        return there
+
     @functools.wraps(make_rng)
     def make_rng_seen(self: Scope, name: str = "params") -> Any:
         for seen in getattr(_WATCHING, "seen", ()):
             seen.streams[name] = None
         return make_rng(self, name)
 
-    linen.Module.sow, Scope.make_rng = sow_seen, make_rng_seen  # type: ignore[method-assign]
+    linen.Module.sow, linen.Module.has_rng, Scope.make_rng = sow_seen, has_rng_seen, make_rng_seen  # type: ignore[method-assign]
 
 
 @contextmanager
-def _watched() -> Iterator[_Seen]:
+def _watched(has_stream: Callable[[str], bool] | None = None) -> Iterator[_Seen]:
     """Record what linen modules sow and draw in this thread, within the block."""
     _listen()
-    seen = _Seen()
+    seen = _Seen(has_stream=has_stream)
     _WATCHING.seen = (*getattr(_WATCHING, "seen", ()), seen)
     try:
         yield seen
     finally:
         _WATCHING.seen = _WATCHING.seen[:-1]
+
+
+@contextmanager
+def _without_streams() -> Iterator[None]:
+    """Within the block, a module that asks whether it has a random stream gets flax's InvalidRngError, as one that draws from it does."""
+
+    def refused(name: str) -> bool:
+        raise InvalidRngError(f"no random stream, {name!r} neither, is there")
+
+    with _watched(has_stream=refused):
+        yield
 
 
 class _AnyStream(Mapping[str, jax.Array]):
@@ -127,7 +152,7 @@ class _AnyStream(Mapping[str, jax.Array]):
 
 def traced_with_streams(function: Callable[..., Any], *args: Any) -> tuple[Any, Path]:
     """Trace a function (random streams by name, *args): (the shapes of its results, the sorted names of the streams that it draws from)."""
-    with _watched() as seen:
+    with _watched(has_stream=lambda name: True) as seen:
         # the key is of the trace: one made outside of it would be computed, and start a backend of JAX's for that
         shapes = jax.eval_shape(lambda *args: function(_AnyStream(jax.random.key(0), seen), *args), *args)
     return shapes, tuple(sorted(set(seen.streams) - {"params"}))

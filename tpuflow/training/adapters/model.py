@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,7 +58,7 @@ class Model:
     norms: (params, carried) -> a tree of booleans as `params`: the parameters of layers that normalise by the batch.
     parameters: the names of the call's arguments, by which entries of a batch that is a mapping find their places.
     update: (params, carried) -> None: called with the trained variables in the end.
-    missing_stream: what a call raises where it draws from a random stream that it was not given; None: it need not raise anything.
+    without_streams: a context in which a call that is given no random stream fails if it draws from one or asks for one; None: it need not.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Model:
     norms: Callable[[Any, Any], Any] = _no_norms
     parameters: tuple[str, ...] = ()
     update: Callable[[Any, Any], None] = _keep
-    missing_stream: type[Exception] | None = None
+    without_streams: Callable[[], AbstractContextManager[None]] | None = None
 
 
 def modes_of(call: Callable[..., Any]) -> dict[str, Any]:
