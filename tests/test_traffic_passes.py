@@ -311,7 +311,7 @@ def test_kernels_of_a_long_sum_read_no_more_than_those_of_a_short_one() -> None:
 def test_a_long_contraction_is_shared_by_tiles_rather_than_added_up_between_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     roomy = replace(CHIP, acc_bytes=4 * 2**20, vmem_bytes=16 * 2**20)
     cut = microseconds(weight_gradient(), chip=roomy)
-    monkeypatch.setattr(tiling, "_seconds", lambda *arguments: (0.0, 0.0))
+    monkeypatch.setattr(tiling, "tiles_seconds", lambda *arguments: (0.0, 0.0))
     assert cut < 0.9 * microseconds(weight_gradient(), chip=roomy), "the longest tiles leave cores to add up each other's sums"
 
 
@@ -359,7 +359,7 @@ def test_the_dearer_the_bus_the_less_products_move(chip: str) -> None:
 
     def moving(price: float) -> float:
         tile = next(tiling.matmul_tiles(whole, row, replace(operands, bus_price=price)))
-        return tiling._seconds(whole, tile, row, operands)[1]
+        return tiling.tiles_seconds(whole, tile, row, operands)[1]
 
     seconds = [moving(price) for price in (0.0, 0.1, 1.0)]
     assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1]

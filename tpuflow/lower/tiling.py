@@ -248,7 +248,7 @@ def _stationary_tiles(whole: MatmulSizes, chip: Chip, sides: Sequence[int], oper
 
 def _cost(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
     """The cost of a tiling in seconds: the product's own time, and the price of the bandwidth and the VMEM that it takes from others."""
-    own, move = _seconds(whole, tile, chip, operands)
+    own, move = tiles_seconds(whole, tile, chip, operands)
     return own + operands.bus_price * (move + _straying_seconds(whole, tile, chip, operands)) + _room_seconds(tile, chip, operands)
 
 
@@ -309,7 +309,7 @@ def useful_slots(step_bytes: int, chip: Chip) -> int:
     return SLOTS + min(MORE_SLOTS, math.ceil(start_up_bytes / step_bytes - HIDDEN_SHARE)) if step_bytes else SLOTS
 
 
-def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> tuple[float, float]:
+def tiles_seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> tuple[float, float]:
     """(estimated seconds of a product's busiest core, seconds of its moves alone), with the addition of partial sums that other cores send
     (tpuflow/chips/split_k.py).
 

@@ -10,7 +10,7 @@ from tpuflow.errors import CompileError
 from tpuflow.isa.program import Buffer
 from tpuflow.lower.emit.indexed import emit_scatter_rows, emit_take_rows
 from tpuflow.lower.emit.map import emit_map, map_levels
-from tpuflow.lower.emit.matmul import dot_levels, emit_matmul
+from tpuflow.lower.emit.matmul import dot_levels, emit_matmul, product_seconds
 from tpuflow.lower.emit.move import (
     emit_concatenate,
     emit_dynamic_slice,
@@ -33,7 +33,9 @@ from tpuflow.lower.emit.sort import emit_sort
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind, for_all
 from tpuflow.lower.graph.ops import ENTRIES, PRODUCTS
+from tpuflow.lower.passes.kernel_cost import busy_seconds
 from tpuflow.lower.passes.sum_in_product import split_sums
+from tpuflow.lower.passes.unit_seconds import start_seconds
 
 Scalar = int | float | bool
 
@@ -47,14 +49,24 @@ class Form:
 
 
 def emit_product(site: Site) -> Plans:
-    """A product with sums of its results: one kernel if it fits on the chip, else two. Two given tilings mean two kernels."""
+    """A product with sums of its results: one kernel if that fits on the chip and saves time, else two; as many as tilings are given."""
     if not live_reductions(site.region):
         return emit_matmul(site)
 
     def two_kernels() -> Plans:
         return tuple(plan for part in _as_two(site) for plan in emit_site(part))
 
-    return two_kernels() if len(site.fixed_tilings) > 1 else emit_matmul(site, two_kernels)
+    apart = len(site.fixed_tilings) > 1 if site.fixed_tilings else _is_faster_apart(site)
+    return two_kernels() if apart else emit_matmul(site, two_kernels)
+
+
+def _is_faster_apart(site: Site) -> bool:
+    """Whether a product and the sums of its results take less time as two kernels: as one, a step has to take in all of the contraction,
+    which leaves room for few rows and columns if that is long.
+    """
+    product, sums = _as_two(site)
+    apart = product_seconds(product) + busy_seconds(sums.node, site.chip) + start_seconds(site.chip)
+    return apart < product_seconds(site)
 
 
 def _as_two(site: Site) -> Iterator[Site]:
