@@ -237,7 +237,8 @@ def _stationary_tiles(whole: MatmulSizes, chip: Chip, sides: Sequence[int], oper
     Only those that divide the steps among cores as evenly as separate points would, since the epilogue takes time as well.
     """
     one_step = replace(operands, depth=whole.contracted)
-    for rows, columns in itertools.product(sides, sides):
+    shares = {max(ceil_div(math.prod(whole.columns), chip.cores), chip.matrix_columns)}.difference(sides)  # a part of them for every core
+    for rows, columns in itertools.product(sides, (*sides, *shares)):
         tile = _tiles(whole, chip, rows, columns, one_step)
         for stationary in (Stationary.LHS, Stationary.RHS):
             staying = replace(tile, stationary=stationary)
@@ -249,7 +250,8 @@ def _stationary_tiles(whole: MatmulSizes, chip: Chip, sides: Sequence[int], oper
 def _cost(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
     """The cost of a tiling in seconds: the product's own time, and the price of the bandwidth and the VMEM that it takes from others."""
     own, move = tiles_seconds(whole, tile, chip, operands)
-    return own + operands.bus_price * (move + _straying_seconds(whole, tile, chip, operands)) + _room_seconds(tile, chip, operands)
+    others = move + _straying_seconds(whole, tile, chip, operands) + _room_seconds(tile, chip, operands)
+    return own + operands.bus_price * others
 
 
 def _room_seconds(tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
