@@ -265,7 +265,7 @@ def test_what_a_product_would_store_three_times_it_stores_once_in_f16() -> None:
     assert [str(v.type) for v in graph.nodes[0].results] == ["f16[65536,64]", "f32[65536,64]", "f32[65536,64]"]
     assert [[str(v.type) for v in n.results] for n in less.nodes] == [["f16[65536,64]"], ["f32[64]"] * 3]
     assert_same_bits(graph, less)
-    assert (microseconds(graph), microseconds(graph, StoreLess())) == (115, 50)
+    assert microseconds(graph, StoreLess()) < 0.5 * microseconds(graph)
 
 
 def test_a_piece_of_what_a_reader_joins_is_computed_there() -> None:
