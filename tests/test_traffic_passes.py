@@ -25,7 +25,7 @@ from tpuflow.isa.program import Program
 from tpuflow.isa.vector import Slice
 from tpuflow.lower import tiling
 from tpuflow.lower.assemble import Interface, assemble
-from tpuflow.lower.bus_price import bus_price
+from tpuflow.lower.bus_price import prices
 from tpuflow.lower.emit import site
 from tpuflow.lower.emit.matmul import Product
 from tpuflow.lower.graph.builder import Builder
@@ -362,7 +362,7 @@ def test_a_weight_gradient_takes_in_its_whole_kernel_and_few_channels_rather_tha
         return 8 * math.prod(n + 6 for n in tile.rows[:2]) * tile.rows[2]
 
     whole = tiling.MatmulSizes((), (3, 3, 512), (512,), (32, 7, 7))
-    operands = tiling.Operands(2, 2, 40, 40, halos, (8, 7, 7), overlapping=(0, 1), bus_price=1.0)
+    operands = tiling.Operands(2, 2, 40, 40, halos, (8, 7, 7), overlapping=(0, 1), prices=tiling.Prices(1.0))
     height, width, channels = next(tiling.matmul_tiles(whole, get_chip(chip), operands)).rows
     assert (height, width) == (3, 3) and channels <= 128
 
@@ -371,10 +371,10 @@ def test_a_second_of_the_bus_is_worth_what_other_kernels_want_of_it_for_what_pro
     def price(others: int, chip: str = "tpu-v5e") -> float:
         b = Builder("f", [T(BF16, 4096, 4096)] * (2 + others))
         sums = [b.add(x, x) for x in b.inputs[2:]]
-        return bus_price(fused(b, [b.convert(b.dot(*b.inputs[:2], (1,), (0,)), BF16), *sums]), get_chip(chip))
+        return prices(fused(b, [b.convert(b.dot(*b.inputs[:2], (1,), (0,)), BF16), *sums]), get_chip(chip)).bus
 
-    prices = [price(n) for n in (0, 1, 2, 20)]
-    assert prices == sorted(prices) and prices[0] == 0 < prices[1] < prices[2] and prices[3] == 1
+    found = [price(n) for n in (0, 1, 2, 20)]
+    assert found == sorted(found) and found[0] == 0 < found[1] < found[2] and found[3] == 1
     assert price(20, "ascend910") == 0  # arrays stay nowhere
 
 
@@ -384,19 +384,32 @@ def test_the_dearer_the_bus_the_less_products_move(chip: str) -> None:
     operands = tiling.Operands(2, 2, 4, 4, lambda tile: tile.products[1] * tile.products[3], (384,), one_step=True)
 
     def moving(price: float) -> float:
-        tile = next(tiling.matmul_tiles(whole, row, replace(operands, bus_price=price)))
+        tile = next(tiling.matmul_tiles(whole, row, replace(operands, prices=tiling.Prices(price))))
         return tiling.tiles_seconds(whole, tile, row, operands)[1]
 
     seconds = [moving(price) for price in (0.0, 0.1, 1.0)]
     assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1]
 
 
-def test_room_costs_nothing_where_the_bus_does_not() -> None:
+def test_room_is_worth_the_share_of_moves_that_arrays_which_fit_could_save() -> None:
+    def price(rows: int) -> float:
+        b = Builder("f", [T(BF16, 1024, 1024), T(BF16, rows, 4096)])
+        small, large = b.inputs
+        return prices(fused(b, [b.add(small, small), b.add(large, large)]), get_chip("tpu-v3")).room
+
+    found = [price(rows) for rows in (16, 1 << 14, 1 << 16)]
+    assert found == sorted(found, reverse=True) and found[-1] < 0.05 < found[0]
+
+
+def test_room_of_no_worth_does_not_count() -> None:
     whole, row = tiling.MatmulSizes((), (8192,), (3072,), (768,)), get_chip("tpu-v5e")
     operands = tiling.Operands(2, 2, 4, 4, lambda tile: tile.products[1] * tile.products[3], (384,), one_step=True)
-    tried = list(tiling.matmul_tiles(whole, row, operands))
-    seconds = [tiling.tiles_seconds(whole, tile, row, operands)[0] for tile in tried]
-    assert seconds == sorted(seconds)
+
+    def seconds(room: float) -> list[float]:
+        priced = replace(operands, prices=tiling.Prices(0.0, room))
+        return [tiling.tiles_seconds(whole, tile, row, priced)[0] for tile in tiling.matmul_tiles(whole, row, priced)]
+
+    assert seconds(0.0) == sorted(seconds(0.0)) and seconds(1.0) != sorted(seconds(1.0))
 
 
 def test_every_core_keeps_weights_of_its_own_columns_where_these_outweigh_the_rows() -> None:
@@ -405,7 +418,7 @@ def test_every_core_keeps_weights_of_its_own_columns_where_these_outweigh_the_ro
 
     whole = tiling.MatmulSizes((), (256, 28, 28), (2, 2, 128), (2, 2, 128))
     operands = tiling.Operands(2, 2, 4, 4, halos, (2, 2, 128), one_step=True)
-    tiles = next(tiling.matmul_tiles(whole, get_chip("tpu-v3"), replace(operands, bus_price=0.1)))
+    tiles = next(tiling.matmul_tiles(whole, get_chip("tpu-v3"), replace(operands, prices=tiling.Prices(0.1, 0.0))))
     assert (tiles.stationary, math.prod(tiles.columns)) == (tiling.Stationary.RHS, 256)
 
 

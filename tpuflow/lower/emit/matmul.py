@@ -132,7 +132,7 @@ class Product:
             overlapping=self._overlapping(),
             sum_units=tuple(space.units.values()) if sums else None,
             one_step=self.one_step and not sums,
-            bus_price=site.bus_price,
+            prices=site.prices,
         )
 
     def tilings(self, chip: Chip, operands: Operands, sums: Sequence[Node]) -> Iterator[Tiling]:

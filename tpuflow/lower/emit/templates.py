@@ -36,6 +36,7 @@ from tpuflow.lower.graph.ops import ENTRIES, PRODUCTS
 from tpuflow.lower.passes.kernel_cost import busy_seconds
 from tpuflow.lower.passes.sum_in_product import split_sums
 from tpuflow.lower.passes.unit_seconds import start_seconds
+from tpuflow.lower.tiling import ALONE, Prices
 
 Scalar = int | float | bool
 
@@ -130,14 +131,14 @@ def emit_node(
     chip: Chip,
     splat_of: Callable[[Value], Scalar | None] = _unknown,
     repeated: Repeated | None = None,
-    bus_price: float = 0.0,
+    prices: Prices = ALONE,
 ) -> Emitted:
     """The kernels that compute a node's results, in order; none if there is nothing to compute.
 
     `buffer_of` gives the HBM buffer of every operand and result. A result may share its buffer with an operand only where
     `overwritable` says so. `splat_of` gives the number that a value is known to hold everywhere, if it is: padding with a
     known number takes one kernel instead of two. `repeated` holds what was emitted before: nodes of the same form are emitted once. Where
-    the node has tilings, its kernels are cut so, and not otherwise. `bus_price` is that of the program it is in, for all nodes the same.
+    the node has tilings, its kernels are cut so, and not otherwise. `prices` are those of the program it is in, for all nodes the same.
 
     Raises:
       CompileError: the node has no template, needs tiles of too many axes, or a buffer does not fit its value.
@@ -160,7 +161,7 @@ def emit_node(
     used = tuple([checked(value) for value in (*node.inputs, *node.results)])
 
     def emit() -> Emitted:
-        site = Site(node, Region.of(node, used), chip, node.scope, fixed_tilings=node.tilings, bus_price=bus_price)
+        site = Site(node, Region.of(node, used), chip, node.scope, fixed_tilings=node.tilings, prices=prices)
         plans = emit_site(site) if fill is None else emit_pad_with(site, fill)
         return build(plans, node.tilings, OperandNumbers.of(used[: len(node.inputs)], used[len(node.inputs) :], inputs))
 
