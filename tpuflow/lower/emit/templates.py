@@ -10,7 +10,7 @@ from tpuflow.errors import CompileError
 from tpuflow.isa.program import Buffer
 from tpuflow.lower.emit.indexed import emit_scatter_rows, emit_take_rows
 from tpuflow.lower.emit.map import emit_map, map_levels
-from tpuflow.lower.emit.matmul import dot_levels, emit_matmul, product_seconds
+from tpuflow.lower.emit.matmul import dot_levels, emit_matmul, product_of, product_seconds
 from tpuflow.lower.emit.move import (
     emit_concatenate,
     emit_dynamic_slice,
@@ -30,9 +30,11 @@ from tpuflow.lower.emit.scan import emit_cumulative
 from tpuflow.lower.emit.several import emit_several
 from tpuflow.lower.emit.site import Emitted, Kernels, OperandNumbers, Plans, Site, build
 from tpuflow.lower.emit.sort import emit_sort
+from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind, for_all
 from tpuflow.lower.graph.ops import ENTRIES, PRODUCTS
+from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.passes.kernel_cost import busy_seconds
 from tpuflow.lower.passes.sum_in_product import split_sums
 from tpuflow.lower.passes.unit_seconds import start_seconds
@@ -63,8 +65,12 @@ def emit_product(site: Site) -> Plans:
 
 def _is_faster_apart(site: Site) -> bool:
     """Whether a product and the sums of its results take less time as two kernels: as one, a step has to take in all of the contraction,
-    which leaves room for few rows and columns if that is long.
+    which leaves room for few rows and columns if that is long. A contraction of one block is a single step in any case.
     """
+    dot = product_of(site.region)
+    whole, sizes = contraction_of(dot), sizes_of(dot)
+    if all(n == sizes[x] for x, n in depth_block(whole, sizes).items()):
+        return False
     product, sums = _as_two(site)
     apart = product_seconds(product) + busy_seconds(sums.node, site.chip) + start_seconds(site.chip)
     return apart < product_seconds(site)
