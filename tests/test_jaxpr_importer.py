@@ -282,6 +282,16 @@ def test_a_convolution_is_one_node_and_each_of_its_gradients_too(stride: int, mo
     assert sorted(n.op for n in both.nodes if n.op not in ("full", "broadcast")) == ["conv", "conv", *moves]
 
 
+def test_a_gradient_that_is_spread_over_the_image_is_spread_in_its_own_type() -> None:
+    x, w = np.ones((2, 8, 8, 4), np.float16), np.ones((1, 1, 4, 4), np.float16)
+
+    def loss(x: Any, w: Any) -> Any:
+        return jnp.sum(lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+
+    graph = graph_of(jax.grad(loss), x, w)
+    assert {str(n.result.dtype) for n in graph.nodes if n.op == "pad"} == {"f16"}
+
+
 def test_negative_padding_of_a_convolution_cuts_the_image() -> None:
     """Judged against an explicit cut: XLA:CPU's own convolution reads beyond its operand here."""
     rng = np.random.default_rng(0)

@@ -29,6 +29,7 @@ from tpuflow.lower.passes.fuse import Fuse
 from tpuflow.lower.passes.hoist_invariants import HoistInvariants
 from tpuflow.lower.passes.schedule import Schedule
 from tpuflow.lower.passes.simplify import Simplify
+from tpuflow.lower.passes.widen_after_reshape import WidenAfterReshape
 
 # --- every pass ---------------------------------------------------------------------------------------------------------
 
@@ -129,6 +130,7 @@ def test_passes_are_named_after_what_they_do() -> None:
         "convert-before-sending",
         "read-chosen",
         "fold-moves",
+        "widen-after-reshape",
         "fuse",
         "hoist-invariants",
         "schedule",
@@ -285,6 +287,33 @@ def test_a_parameter_is_overwritten_after_its_last_reader() -> None:
     other = b.dot(g, b.reshape(b.reshape(w, (16,)), (4, 4)), (1,), (0,))
     graph = Schedule()(Fuse()(b.finish([new, other])))
     assert kinds(graph)[-1] == "map"
+
+
+# --- widen after reshape ---------------------------------------------------------------------------------------------------
+
+
+def widened(*, outputs: bool = False, twice: bool = False) -> Graph:
+    """A product rounded to f16, widened again, and regrouped: an output as well, or its wide values read twice."""
+    b = Builder("widened", [T(F16, 4, 8), T(F16, 8, 6), T(F32, 3, 8)])
+    x, w, other = b.inputs
+    wide = b.convert(b.convert(b.dot(x, w, (1,), (0,)), F16), F32)
+    flat = b.reshape(wide, (3, 8))
+    results = [b.mul(flat, other), *([flat] if outputs else []), *([b.neg(wide)] if twice else [])]
+    return b.finish(results)
+
+
+def test_what_a_reshape_keeps_from_its_reader_is_stored_narrow() -> None:
+    graph, rng = widened(), np.random.default_rng(0)
+    after = verify(WidenAfterReshape()(graph))
+    stored = [[str(v.type) for v in n.results] for n in Fuse()(after).nodes]
+    assert stored == [["f16[4,6]"], ["f16[3,8]"], ["f32[3,8]"]]
+    arrays = [rng.standard_normal(v.shape).astype(v.dtype.numpy) for v in graph.inputs]
+    np.testing.assert_array_equal(interpret(graph, *arrays)[0], interpret(after, *arrays)[0])
+
+
+@pytest.mark.parametrize("graph", [widened(outputs=True), widened(twice=True)], ids=["an output", "read as it was"])
+def test_what_something_needs_wide_is_widened_where_it_was(graph: Graph) -> None:
+    assert str(WidenAfterReshape()(graph)) == str(graph)
 
 
 # --- fold moves -----------------------------------------------------------------------------------------------------------

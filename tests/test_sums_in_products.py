@@ -17,13 +17,17 @@ from tests.tolerances import LAYER_STATISTICS
 from tpuflow.chips import get_chip
 from tpuflow.compiler import compile_function
 from tpuflow.device.runtime import Executable
+from tpuflow.device.timing.program import sink_time
 from tpuflow.dtypes import F16, F32
-from tpuflow.isa.matrix import MatmulAccumulate
+from tpuflow.isa.matrix import MOST_BLOCKS, MatmulAccumulate
 from tpuflow.isa.program import Kernel, Program, walk
 from tpuflow.isa.vector import ReduceInto
+from tpuflow.lower.graph.blocking import DEPTH
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.graph.verify import verify
+from tpuflow.lower.operations.convolution import ConvAxes, convolution
+from tpuflow.lower.operations.window import SlidingWindow
 from tpuflow.lower.passes.sum_in_product import SumInProduct
 
 
@@ -46,7 +50,7 @@ def test_a_product_sums_its_results_while_they_are_on_the_chip() -> None:
 
 
 def test_sums_along_rows_and_of_deep_products_stay_as_they_are() -> None:
-    for graph in (normalised(65536, 64, by_column=False), normalised(65536, 1025)):
+    for graph in (normalised(65536, 64, by_column=False), normalised(65536, MOST_BLOCKS * DEPTH + 1)):
         assert kinds(SumInProduct()(graph)) == kinds(graph)
 
 
@@ -70,6 +74,54 @@ def test_columns_of_sums_are_cut_so_that_all_cores_go_through_the_rows_side_by_s
     assert microseconds(graph) <= 1.3 * microseconds(alone), "four times as long if the rows of a column were taken one after the other"
 
 
+def test_a_long_sum_is_made_in_blocks_by_one_instruction_where_that_saves_time() -> None:
+    joined = SumInProduct()(normalised(65536, 2048))
+    assert kinds(joined) == ["dot", "map"]
+    assert {i.block for i in accumulating(assemble(joined, get_chip("tpu-v3")))} == {DEPTH}
+    assert microseconds(joined, chip=get_chip("tpu-v3")) < 0.85 * microseconds(normalised(65536, 2048), chip=get_chip("tpu-v3"))
+    assert_same_bits(normalised(128, 2048), SumInProduct()(normalised(128, 2048)))
+
+
+def test_a_sum_so_long_that_tiles_would_get_small_is_made_apart() -> None:
+    joined, chip = SumInProduct()(normalised(65536, 16384)), get_chip("tpu-v3")
+    assert kinds(joined) == ["dot", "map"]
+    assert len(assemble(joined, chip).code) == 3
+    assert microseconds(joined, chip=chip) == microseconds(normalised(65536, 16384), chip=chip)
+
+
+def convolved(images: int, size: int, channels: int, stride: int = 1) -> Graph:
+    """A convolution of a 3x3 kernel in f16, padded by one, and the sums of its results and of their squares."""
+    b = Builder("convolved", [T(F16, images, size, size, channels), T(F16, 3, 3, channels, 8)])
+    x, w = b.inputs
+    window = SlidingWindow.of((3, 3), (stride, stride), ((1, 1), (1, 1)))
+    y = convolution(b, x, w, ConvAxes((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2)), window)
+    wide = b.convert(y, F32)
+    return fused(b, [y, b.reduce("add", wide, (0, 1, 2)), b.reduce("add", b.mul(wide, wide), (0, 1, 2))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("channels", "stride"), [(256, 1), (200, 1), (256, 2)])
+def test_a_convolution_of_blocks_of_channels_sums_its_results_with_the_same_bits_on_every_engine(channels: int, stride: int) -> None:
+    graph = convolved(8, 9 * stride, channels, stride)
+    joined = verify(SumInProduct()(graph))
+    assert (kinds(graph), kinds(joined)) == (["dot", "reduce"], ["dot"])
+    whole, apart = (assemble(g, get_chip("tpu-v3")) for g in (joined, graph))
+    assert [(bool(i.pairs), i.block) for i in accumulating(whole)] == [(True, 128)]
+    assert [i.block for i in accumulating(apart)] == [0]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(v.shape).astype(v.dtype.numpy) for v in graph.inputs]
+    want = Executable(apart, engine="reference").launch(arrays)[0]
+    for found in (Executable(whole, engine="reference"), Executable(whole, fidelity="bitexact")):
+        for one, other in zip(want, found.launch(arrays)[0], strict=True):
+            assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def test_weights_of_a_convolution_are_read_once_where_its_results_are_summed() -> None:
+    chip = get_chip("tpu-v3")
+    read = [sink_time(assemble(g, chip), 1).work.read_bytes for g in (convolved(32, 28, 256), SumInProduct()(convolved(32, 28, 256)))]
+    assert read[1] < read[0]
+
+
 @pytest.mark.slow
 def test_sums_that_do_not_fit_beside_their_product_leave_two_kernels() -> None:
     chip = replace(get_chip("generic"), vmem_bytes=448 * 1024)
@@ -91,6 +143,12 @@ def summing(program: Program) -> list[Kernel]:
     kernels = [block for _, block in walk(program.code) if isinstance(block, Kernel)]
     both = (MatmulAccumulate, ReduceInto)
     return [k for k in kernels if all(any(isinstance(i, kind) for i in k.body) for kind in both)]
+
+
+def accumulating(program: Program) -> list[MatmulAccumulate]:
+    """The products of a program."""
+    kernels = [block for _, block in walk(program.code) if isinstance(block, Kernel)]
+    return [i for k in kernels for i in k.instructions if isinstance(i, MatmulAccumulate)]
 
 
 def layer(params: dict, stats: dict, x: jax.Array, dy: jax.Array) -> tuple:

@@ -250,8 +250,8 @@ OPERANDS = {
         "block is 1 of 128 contracted positions; expected at most 64 blocks",
     ),
     "matmul blocks of bounds": (
-        matrix.MatmulAccumulate(ACC, X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), bounds=(Bound(8, ((0, 1),)),), block=64),
-        "expected one contracted label and neither pairs nor bounds, or block 0",
+        matrix.MatmulAccumulate(ACC, X, vmem(F32, B, TileAxis(16)), (0, 1), (0, 2), (2, 1), bounds=(Bound(128, ((2, 1),)),), block=64),
+        r"contracted labels \(2,\) and labels \(2,\) in pairs and bounds; expected a last contracted label that is in neither",
     ),
     "conv halo": (
         matrix.MatmulAccumulate(ACC, X, vmem(F32, TileAxis(3), B, TileAxis(16)), (0, 1), (0, 2), (3, 2, 1), (SlidingAxis(0, 3, 2, 1),)),

@@ -54,14 +54,15 @@ from tpuflow.lower.passes.split_collectives import SplitCollectives
 from tpuflow.lower.passes.store_less import StoreLess
 from tpuflow.lower.passes.sum_in_product import SumInProduct
 from tpuflow.lower.passes.unit_seconds import total_bytes
+from tpuflow.lower.passes.widen_after_reshape import WidenAfterReshape
 from tpuflow.lower.residency import keep_on_chip
 from tpuflow.lower.shards import WHOLE, Cuts, cut_ports, on_chips
 from tpuflow.lower.stage_log import StageLog, Watch, is_shown
 
 PIPELINE: tuple[Pass, ...] = (
-    KeepOnHost(), Simplify(), PruneCarries(), Simplify(), CarryConverted(), ConvertBeforeSending(), ReadChosen(), FoldMoves(), Fuse(),
-    HoistInvariants(), Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), FuseRows(), MergeKernels(), Rematerialize(),
-    JoinProducts(), FetchAhead(), JoinSmall(), SplitCollectives(), Schedule(), PrefetchFromHost(),
+    KeepOnHost(), Simplify(), PruneCarries(), Simplify(), CarryConverted(), ConvertBeforeSending(), ReadChosen(), FoldMoves(),
+    WidenAfterReshape(), Fuse(), HoistInvariants(), Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), FuseRows(),
+    MergeKernels(), Rematerialize(), JoinProducts(), FetchAhead(), JoinSmall(), SplitCollectives(), Schedule(), PrefetchFromHost(),
 )  # fmt: skip
 """The passes of every compilation, in order; docs/architecture.md says what each does. `KeepOnHost` settles which arrays stay in the host's
 memory, and `PrefetchFromHost` starts copies from it ahead of their readers. The passes before `Fuse` rewrite nodes of whole tensors.

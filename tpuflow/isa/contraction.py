@@ -140,6 +140,12 @@ class Contraction:
         return {self.lhs[s.axis]: s for s in sorted(self.sliding, key=lambda s: s.axis)}
 
     @property
+    def placed(self) -> frozenset[int]:
+        """Labels whose positions matter: those of sliding axes and of bounds."""
+        slide = {x for outer, s in self.outer.items() for x in (outer, s.label)}
+        return frozenset(slide | {x for bound in self.bounds for x, _ in bound.terms})
+
+    @property
     def unused(self) -> int:
         """A label above all others."""
         return 1 + max((*self.patch, *self.rhs, *self.out), default=-1)

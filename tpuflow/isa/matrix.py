@@ -98,15 +98,17 @@ def _bounded(i: MatmulAccumulate) -> None:
             )
 
 
-@rule(f"where `block` is not 0, one label is contracted, in at most {MOST_BLOCKS} blocks, no axis slides and there are no bounds")
+@rule(f"where `block` is not 0, it is of the last contracted label, which neither slides nor has a bound, in at most {MOST_BLOCKS} blocks")
 def _in_blocks(i: MatmulAccumulate) -> None:
-    contracted = i.contraction.contracted
-    if i.block and (i.pairs or i.bounds or len(contracted) != 1):
+    if not i.block:
+        return
+    contracted, placed = i.contraction.contracted, i.contraction.placed
+    if not contracted or contracted[-1] in placed:
         raise Refusal(
-            f"block is {i.block} with contracted labels {contracted}, {len(i.pairs)} pairs and {len(i.bounds)} bounds; "
-            f"expected one contracted label and neither pairs nor bounds, or block 0"
+            f"block is {i.block} with contracted labels {contracted} and labels {tuple(sorted(placed))} in pairs and bounds; "
+            f"expected a last contracted label that is in neither, or block 0"
         )
-    if i.block and (depth := i.a.axes[i.a_axes.index(contracted[0])].size) > MOST_BLOCKS * i.block:
+    if (depth := i.a.axes[i.a_axes.index(contracted[-1])].size) > MOST_BLOCKS * i.block:
         raise Refusal(f"block is {i.block} of {depth} contracted positions; expected at most {MOST_BLOCKS} blocks")
 
 
@@ -135,7 +137,8 @@ class MatmulAccumulate(Instruction):
     pass is summed and rounded as a K-tile; the passes are added in f32, smallest first, and their sum to the accumulator. Where the sum
     of all but the largest is not finite, the largest alone counts.
 
-    With a `block`, the tile is a sequence of K-tiles of `block` contracted positions each, the last perhaps shorter.
+    With a `block`, the tile is a sequence of K-tiles of `block` positions each along the last contracted label, the last perhaps shorter,
+    and of all positions along the others: of a convolution all of its kernel, and some channels after the others.
     """
 
     acc: Tile = field.inout()
@@ -169,7 +172,7 @@ class MatmulAccumulate(Instruction):
         if not self.block:
             yield a, b
             return
-        (label,) = self.contraction.contracted
+        label = self.contraction.contracted[-1]
         left, right = a_axes.index(label), b_axes.index(label)
         for start in range(0, a.shape[left], self.block):
             piece = slice(start, start + self.block)

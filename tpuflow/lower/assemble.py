@@ -13,7 +13,7 @@ from tpuflow.errors import CompileError
 from tpuflow.isa.calls import Call, HostFunction, count
 from tpuflow.isa.collectives import Await, Collective, MeshAxis, Position
 from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Loop, Outfeed, Port, Program, Switch, While
-from tpuflow.lower.bus_price import bus_price
+from tpuflow.lower.bus_price import prices
 from tpuflow.lower.emit import Repeated, emit_copy, emit_node
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.memories import HOST_ARRAY
@@ -22,6 +22,7 @@ from tpuflow.lower.lifetimes import immediates
 from tpuflow.lower.memory_plan import Assignment, MemoryPlan
 from tpuflow.lower.operations.collectives import NamedCut
 from tpuflow.lower.shards import WHOLE, numbered
+from tpuflow.lower.tiling import Prices
 
 T = TypeVar("T")
 Tilings = dict[Node, tuple[Tiling, ...]]
@@ -75,7 +76,7 @@ def assemble(graph: Graph, plan: MemoryPlan, chip: Chip, interface: Interface, t
       CompileError: a node cannot be emitted for this chip, or a port is used with two types.
     """
     axes = {axis.name: n for n, axis in enumerate(interface.mesh)}
-    assembler = _Assembler(plan, chip, bus_price(graph, chip), axes, {} if tilings is None else tilings)
+    assembler = _Assembler(plan, chip, prices(graph, chip), axes, {} if tilings is None else tilings)
     code = assembler.blocks(graph)
     return Program(
         chip=chip,
@@ -149,7 +150,7 @@ class _Assembler:
 
     plan: MemoryPlan
     chip: Chip
-    bus_price: float
+    prices: Prices
     axes: Mapping[str, int]
     tilings: Tilings
     moving: dict[Value, int] = field(default_factory=dict)
@@ -184,7 +185,7 @@ class _Assembler:
     def kernels(self, node: Node) -> list[Block]:
         """The kernels that compute a node."""
         plan = self.plan
-        emitted = emit_node(node, plan.buffer_of.__getitem__, plan.buffers, self.chip, self.splats.get, self.repeated, self.bus_price)
+        emitted = emit_node(node, plan.buffer_of.__getitem__, plan.buffers, self.chip, self.splats.get, self.repeated, self.prices)
         self.tilings[node] = emitted.tilings
         return list(emitted.kernels)
 

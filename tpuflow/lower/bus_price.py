@@ -1,4 +1,4 @@
-"""The shadow price of memory bandwidth: what a second of the bus that one kernel leaves idle is worth to others.
+"""The shadow prices of memory bandwidth and of room on the chip: what one kernel leaves of them is worth to others.
 
 Products choose their tiles by it (`tiling.matmul_tiles`).
 
@@ -16,21 +16,24 @@ from tpuflow.lower.graph.graph import Graph, Node
 from tpuflow.lower.passes.kernel_cost import memory_and_compute_seconds
 from tpuflow.lower.passes.region_builder import bytes_of
 from tpuflow.lower.passes.unit_seconds import move_seconds
-from tpuflow.lower.tiling import LONGER, MATRIX_EDGE
+from tpuflow.lower.tiling import LONGER, MATRIX_EDGE, Prices
 
 
-def bus_price(graph: Graph, chip: Chip) -> float:
-    """The price, 0 to 1: seconds of bus time that memory-bound kernels could save by resident arrays, per second that compute-bound kernels
-    leave idle. 0 on chips without resident arrays. A loop counts as one trip.
+def prices(graph: Graph, chip: Chip) -> Prices:
+    """The prices for products of a program; 0 on chips without resident arrays. A loop counts as one trip.
+
+    Of the bus: seconds of bus time that memory-bound kernels could save by resident arrays, per second that compute-bound kernels leave
+    idle. Of room: those seconds as a share of all that memory-bound kernels wait for the bus; it is small where most arrays are too large.
     """
     if not chip.array_space:
-        return 0.0
-    wanted = left = 0.0
+        return Prices(0.0, 0.0)
+    wanted = waited = left = 0.0
     for node in _kernels(graph):
         move, work = memory_and_compute_seconds(node, chip, LONGER * MATRIX_EDGE)  # tiles that move as little as any
         wanted += max(0.0, min(move - work, _placed_seconds(node, chip)))
+        waited += max(0.0, move - work)
         left += max(0.0, work - move)
-    return min(1.0, wanted / left) if left else 0.0
+    return Prices(min(1.0, wanted / left) if left else 0.0, wanted / waited if waited else 0.0)
 
 
 def _kernels(graph: Graph) -> Iterator[Node]:

@@ -104,6 +104,20 @@ def share_tile(space: Space, element_bytes: int, chip: Chip, budget_bytes: int =
     return min(dict.fromkeys(tried), key=busiest)
 
 
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a product takes from the other kernels of a program, from 0 to 1 (`tpuflow/lower/bus_price.py`): `bus`, the worth of a second of
+    the memory bus; `room`, that of VMEM in which arrays could be resident, as a share of `ROOM_MOVES`.
+    """
+
+    bus: float = 0.0
+    room: float = 1.0
+
+
+ALONE = Prices()
+"""Those of a product without other kernels."""
+
+
 class Stationary(Enum):
     """The stationary operand of a product: what stays on the chip at a grid point while the others are streamed, step by step."""
 
@@ -148,7 +162,7 @@ class Operands:
     `overlapping` has the positions among the rows of those along which they do (a convolution's kernel). Contracted axes are cut into
     blocks of `depth`; where results are summed over batch and rows in the same kernel, these into multiples of `sum_units`.
     `one_step`: a step may take in all of the contraction, so that an operand can stay on the chip while the other one passes.
-    `bus_price`: seconds that a second of the memory bus is worth to other kernels (`tpuflow/lower/bus_price.py`).
+    `prices`: of what the product takes from other kernels.
     """
 
     lhs_bytes: int
@@ -160,7 +174,7 @@ class Operands:
     overlapping: tuple[int, ...] = ()
     sum_units: tuple[int, ...] | None = None
     one_step: bool = False
-    bus_price: float = 0.0
+    prices: Prices = ALONE
 
     @property
     def summed(self) -> bool:
@@ -237,7 +251,8 @@ def _stationary_tiles(whole: MatmulSizes, chip: Chip, sides: Sequence[int], oper
     Only those that divide the steps among cores as evenly as separate points would, since the epilogue takes time as well.
     """
     one_step = replace(operands, depth=whole.contracted)
-    for rows, columns in itertools.product(sides, sides):
+    shares = {max(ceil_div(math.prod(whole.columns), chip.cores), chip.matrix_columns)}.difference(sides)  # a part of them for every core
+    for rows, columns in itertools.product(sides, (*sides, *shares)):
         tile = _tiles(whole, chip, rows, columns, one_step)
         for stationary in (Stationary.LHS, Stationary.RHS):
             staying = replace(tile, stationary=stationary)
@@ -248,8 +263,9 @@ def _stationary_tiles(whole: MatmulSizes, chip: Chip, sides: Sequence[int], oper
 
 def _cost(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
     """The cost of a tiling in seconds: the product's own time, and the price of the bandwidth and the VMEM that it takes from others."""
-    own, move = _seconds(whole, tile, chip, operands)
-    return own + operands.bus_price * (move + _straying_seconds(whole, tile, chip, operands)) + _room_seconds(tile, chip, operands)
+    own, move = tiles_seconds(whole, tile, chip, operands)
+    others = move + _straying_seconds(whole, tile, chip, operands)
+    return own + operands.prices.bus * others + operands.prices.room * _room_seconds(tile, chip, operands)
 
 
 def _room_seconds(tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
@@ -309,7 +325,7 @@ def useful_slots(step_bytes: int, chip: Chip) -> int:
     return SLOTS + min(MORE_SLOTS, math.ceil(start_up_bytes / step_bytes - HIDDEN_SHARE)) if step_bytes else SLOTS
 
 
-def _seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> tuple[float, float]:
+def tiles_seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> tuple[float, float]:
     """(estimated seconds of a product's busiest core, seconds of its moves alone), with the addition of partial sums that other cores send
     (tpuflow/chips/split_k.py).
 

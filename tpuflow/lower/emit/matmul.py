@@ -18,7 +18,7 @@ from tpuflow.chips import Chip
 from tpuflow.dtypes import BF16, F16, F32, DType
 from tpuflow.isa.bounds import Bound
 from tpuflow.isa.contraction import Contraction
-from tpuflow.isa.matrix import MOST_BLOCKS, MatmulAccumulate, MatmulRead, MatmulZero
+from tpuflow.isa.matrix import MatmulAccumulate, MatmulRead, MatmulZero
 from tpuflow.isa.splitting import EXACT
 from tpuflow.lower.emit.kernel import KernelBuilder
 from tpuflow.lower.emit.map import emit_map_with
@@ -28,12 +28,12 @@ from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots
 from tpuflow.lower.emit.region import operands as used_labels
 from tpuflow.lower.emit.site import Plans, Site
 from tpuflow.lower.emit.sliding import MergedSliding, halo_labels, merged_bound, with_halos
-from tpuflow.lower.graph.blocking import ceil_div, depth_block, unmergeable
+from tpuflow.lower.graph.blocking import depth_block, has_few_blocks, unmergeable
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.graph.products import PRECISIONS, contraction_of, sizes_of
 from tpuflow.lower.graph.tiling import Space, Tiling
-from tpuflow.lower.tiling import MATRIX_EDGE, SLOTS, MatmulSizes, Operands, Stationary, matmul_tiles, shrinking
+from tpuflow.lower.tiling import MATRIX_EDGE, SLOTS, MatmulSizes, Operands, Stationary, matmul_tiles, shrinking, tiles_seconds
 
 _NARROWED = {
     "bf16": {"default": "bf16", "high": "bf16_x3", "highest": "bf16_x6"},
@@ -91,11 +91,11 @@ class Product:
         apart = [a for a in range(len(sizes)) if not any(a in kind for kind in self.patches.roles)]
         if stationary is not Stationary.RESULT and not sums:
             return Space(sizes, columns if stationary is Stationary.LHS else rows, (*apart, *contracted))
-        exact = {a: self.depth[a] for a in contracted}
         if not sums:
-            return Space(sizes, contracted, apart, exact=exact)
+            return Space(sizes, contracted, apart, exact={a: self.depth[a] for a in contracted})
         summed = (*batch, *rows)
-        return Space(sizes, summed, apart, dict(zip(summed, sum_units(sums, [sizes[a] for a in summed]), strict=True)), exact)
+        units = dict(zip(summed, sum_units(sums, [sizes[a] for a in summed]), strict=True))
+        return Space(sizes, summed, (*apart, *contracted), units)
 
     def stationary(self, tiling: Tiling) -> Stationary:
         """What is stationary under a tiling of a product without sums: the result if the contraction is sequential, else the operand
@@ -114,11 +114,10 @@ class Product:
 
     @property
     def one_step(self) -> bool:
-        """Whether one instruction can do the whole contraction: a single block, or a few blocks along one axis, and no sliding axis."""
-        cut = [a for a in self.patches.contracted if self.depth[a] < self.merged.sizes[a]]
-        blocks = math.prod(ceil_div(self.merged.sizes[a], self.depth[a]) for a in cut)
-        simple = not cut or (len(self.patches.contracted) == 1 and not self.rhs_bounds)
-        return simple and blocks <= MOST_BLOCKS and not self.sliding
+        """Whether one instruction can do the whole contraction."""
+        placed = {a for s in self.sliding for a in (s.outer, s.inner) if a is not None}
+        placed |= {self.merged.axis_of[x] for bound in self.rhs_bounds for x, _ in bound.terms if x in self.merged.axis_of}
+        return has_few_blocks(self.patches.contracted, dict(enumerate(self.merged.sizes)), self.depth, placed)
 
     def block(self, nest: Nest) -> int:
         """The instruction's `block` (elements summed with one rounding); 0 where a tile is one block."""
@@ -126,13 +125,14 @@ class Product:
 
     def operands(self, site: Site, sums: Sequence[Node]) -> Operands:
         """The operands' sizes, from which tiles are chosen."""
-        space, depth = self.space(sums), tuple(self.depth[a] for a in self.patches.contracted)
+        space, step = self.space(sums), dict(enumerate(self.merged.sizes)) if sums else self.depth
+        depth = tuple(step[a] for a in self.patches.contracted)
         return replace(
             _operands(site.region, functools.cache(functools.partial(self._lhs_elems, space)), depth),  # asked several times of a tile
             overlapping=self._overlapping(),
             sum_units=tuple(space.units.values()) if sums else None,
             one_step=self.one_step and not sums,
-            bus_price=site.bus_price,
+            prices=site.prices,
         )
 
     def tilings(self, chip: Chip, operands: Operands, sums: Sequence[Node]) -> Iterator[Tiling]:
@@ -251,6 +251,15 @@ def dot_levels(region: Region) -> list[Roots]:
     levels: list[Roots] = [((node.inputs[0],), with_halos(whole)), ((node.inputs[1],), whole.rhs)]
     levels.append(((*made, *(r.inputs[0] for r in reductions)), whole.out))
     return [*levels, (sums, whole.columns)] if sums else levels
+
+
+def product_seconds(site: Site) -> float:
+    """The estimated time of a product's kernel with the best tiles, without its elementwise work; endless if no tiles may fit."""
+    product, sums = Product.of(product_of(site.region), site.region), live_reductions(site.region)
+    whole, operands = product.lengths_by_role(product.merged.sizes), product.operands(site, sums)
+    tried = (tiles for edge in shrinking(MATRIX_EDGE) for tiles in matmul_tiles(whole, site.chip, operands, edge))
+    best = next((tiles for tiles in tried if operands.may_fit(tiles, site.chip)), None)
+    return math.inf if best is None else tiles_seconds(whole, best, site.chip, operands)[0]
 
 
 def emit_matmul(site: Site, fallback: Callable[[], Plans] | None = None) -> Plans:

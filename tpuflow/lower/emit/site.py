@@ -17,7 +17,7 @@ from tpuflow.lower.emit.onchip import DoesNotFit
 from tpuflow.lower.emit.region import Region
 from tpuflow.lower.graph.graph import Node
 from tpuflow.lower.graph.tiling import Space, Tiling
-from tpuflow.lower.tiling import TILE_BYTES, fill_tile, share_tile, shrinking
+from tpuflow.lower.tiling import ALONE, TILE_BYTES, Prices, fill_tile, share_tile, shrinking
 
 Kernels = tuple[Kernel, ...]
 TileRule = Callable[[Space, int, Chip, int], tuple[int, ...]]
@@ -49,7 +49,7 @@ class Site:
     `scope` is the name stack of the node of the graph, also where a part of that node is emitted by itself.
 
     `fixed_tilings` are prescribed by the node, one for each kernel; if there are none they are chosen, for products also by the program's
-    `bus_price` (`tpuflow/lower/bus_price.py`).
+    `prices` (`tpuflow/lower/bus_price.py`).
     """
 
     node: Node
@@ -57,7 +57,7 @@ class Site:
     chip: Chip
     scope: str
     fixed_tilings: tuple[Tiling, ...] = ()
-    bus_price: float = 0.0
+    prices: Prices = ALONE
 
     def kernel(self, grid: tuple[GridAxis, ...] = ()) -> KernelBuilder:
         """A new kernel builder for this node."""

@@ -10,7 +10,7 @@ from tpuflow.errors import CompileError
 from tpuflow.isa.program import Buffer
 from tpuflow.lower.emit.indexed import emit_scatter_rows, emit_take_rows
 from tpuflow.lower.emit.map import emit_map, map_levels
-from tpuflow.lower.emit.matmul import dot_levels, emit_matmul
+from tpuflow.lower.emit.matmul import dot_levels, emit_matmul, product_of, product_seconds
 from tpuflow.lower.emit.move import (
     emit_concatenate,
     emit_dynamic_slice,
@@ -30,10 +30,15 @@ from tpuflow.lower.emit.scan import emit_cumulative
 from tpuflow.lower.emit.several import emit_several
 from tpuflow.lower.emit.site import Emitted, Kernels, OperandNumbers, Plans, Site, build
 from tpuflow.lower.emit.sort import emit_sort
+from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind, for_all
 from tpuflow.lower.graph.ops import ENTRIES, PRODUCTS
+from tpuflow.lower.graph.products import contraction_of, sizes_of
+from tpuflow.lower.passes.kernel_cost import busy_seconds
 from tpuflow.lower.passes.sum_in_product import split_sums
+from tpuflow.lower.passes.unit_seconds import start_seconds
+from tpuflow.lower.tiling import ALONE, Prices
 
 Scalar = int | float | bool
 
@@ -47,14 +52,28 @@ class Form:
 
 
 def emit_product(site: Site) -> Plans:
-    """A product with sums of its results: one kernel if it fits on the chip, else two. Two given tilings mean two kernels."""
+    """A product with sums of its results: one kernel if that fits on the chip and saves time, else two; as many as tilings are given."""
     if not live_reductions(site.region):
         return emit_matmul(site)
 
     def two_kernels() -> Plans:
         return tuple(plan for part in _as_two(site) for plan in emit_site(part))
 
-    return two_kernels() if len(site.fixed_tilings) > 1 else emit_matmul(site, two_kernels)
+    apart = len(site.fixed_tilings) > 1 if site.fixed_tilings else _is_faster_apart(site)
+    return two_kernels() if apart else emit_matmul(site, two_kernels)
+
+
+def _is_faster_apart(site: Site) -> bool:
+    """Whether a product and the sums of its results take less time as two kernels: as one, a step has to take in all of the contraction,
+    which leaves room for few rows and columns if that is long. A contraction of one block is a single step in any case.
+    """
+    dot = product_of(site.region)
+    whole, sizes = contraction_of(dot), sizes_of(dot)
+    if all(n == sizes[x] for x, n in depth_block(whole, sizes).items()):
+        return False
+    product, sums = _as_two(site)
+    apart = product_seconds(product) + busy_seconds(sums.node, site.chip) + start_seconds(site.chip)
+    return apart < product_seconds(site)
 
 
 def _as_two(site: Site) -> Iterator[Site]:
@@ -118,14 +137,14 @@ def emit_node(
     chip: Chip,
     splat_of: Callable[[Value], Scalar | None] = _unknown,
     repeated: Repeated | None = None,
-    bus_price: float = 0.0,
+    prices: Prices = ALONE,
 ) -> Emitted:
     """The kernels that compute a node's results, in order; none if there is nothing to compute.
 
     `buffer_of` gives the HBM buffer of every operand and result. A result may share its buffer with an operand only where
     `overwritable` says so. `splat_of` gives the number that a value is known to hold everywhere, if it is: padding with a
     known number takes one kernel instead of two. `repeated` holds what was emitted before: nodes of the same form are emitted once. Where
-    the node has tilings, its kernels are cut so, and not otherwise. `bus_price` is that of the program it is in, for all nodes the same.
+    the node has tilings, its kernels are cut so, and not otherwise. `prices` are those of the program it is in, for all nodes the same.
 
     Raises:
       CompileError: the node has no template, needs tiles of too many axes, or a buffer does not fit its value.
@@ -148,7 +167,7 @@ def emit_node(
     used = tuple([checked(value) for value in (*node.inputs, *node.results)])
 
     def emit() -> Emitted:
-        site = Site(node, Region.of(node, used), chip, node.scope, fixed_tilings=node.tilings, bus_price=bus_price)
+        site = Site(node, Region.of(node, used), chip, node.scope, fixed_tilings=node.tilings, prices=prices)
         plans = emit_site(site) if fill is None else emit_pad_with(site, fill)
         return build(plans, node.tilings, OperandNumbers.of(used[: len(node.inputs)], used[len(node.inputs) :], inputs))
 

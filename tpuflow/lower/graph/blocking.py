@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tpuflow.dtypes import DType
 from tpuflow.isa.contraction import Contraction
+from tpuflow.isa.matrix import MOST_BLOCKS
 
 LONGEST_SUM = 1024  # elements of a block of a vector sum at most: within a block the error grows with the logarithm of its length
 LONGEST_BESIDE = 64  # the same where kept axes are minor to the summed ones: an element takes a row of lanes, and a product yields 64 rows
@@ -146,3 +147,16 @@ def unmergeable(whole: Contraction, sizes: Mapping[int, int], block: Mapping[int
     """Contracted labels that must not merge with the one before: blocks do not divide them, and would cross the end of a merged axis."""
     contracted = [label for label in whole.contracted if sizes[label] != 1]
     return tuple(label for label in contracted[1:] if sizes[label] % block[label])
+
+
+def is_one_step(whole: Contraction, sizes: Mapping[int, int]) -> bool:
+    """Whether one instruction can do a whole contraction."""
+    return has_few_blocks(whole.contracted, sizes, depth_block(whole, sizes), whole.placed)
+
+
+def has_few_blocks(contracted: Sequence[int], sizes: Mapping[int, int], block: Mapping[int, int], placed: Collection[int]) -> bool:
+    """Whether one instruction can do a contraction in blocks: a single one, or a few along the last label, if that is not among those
+    `placed`, which slide or have a bound.
+    """
+    cut = [x for x in contracted if block[x] < sizes[x]]
+    return not cut or (cut == [contracted[-1]] and cut[0] not in placed and ceil_div(sizes[cut[0]], block[cut[0]]) <= MOST_BLOCKS)

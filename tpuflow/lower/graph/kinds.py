@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from tpuflow.errors import GraphError
-from tpuflow.lower.graph.blocking import depth_block
+from tpuflow.lower.graph.blocking import is_one_step
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE, ENTRIES, FUSIBLE_MOVES, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
@@ -135,14 +135,13 @@ def _verify_dot(node: Node) -> None:
 
 
 def _verify_sums(node: Node, dot: Node, reductions: Sequence[Node]) -> None:
-    """Reductions in a dot region: of values of the dot's shape, over all axes but its columns, with the contraction in a single block."""
+    """Reductions in a dot region: of values of the dot's shape, over all axes but its columns, with the contraction in one instruction."""
     whole, shape = contraction_of(dot), dot.result.shape
     axes = tuple(i for i, x in enumerate(whole.out) if x not in whole.columns)
     same = all(n.inputs[0].shape == shape and n.attrs["axes"] == axes for n in reductions)
     _require(same, node, f"all reductions of a dot region are of its shape {shape}, over all axes but its columns: {axes}")
-    sizes = sizes_of(dot)
-    one = all(length == sizes[x] for x, length in depth_block(whole, sizes).items())
-    _require(one, node, "the contraction of a product whose results are reduced is one block")
+    one = is_one_step(whole, sizes_of(dot))
+    _require(one, node, "a product whose results are reduced contracts one block, or a few along its last axis")
 
 
 def _verify_several(node: Node) -> None:

@@ -86,7 +86,7 @@ def convolution(
     narrow = [replace(a, low=0, high=0, base_dilation=1) if a.is_base_dilated else a for a in axes]
     product = _product(b, lhs, rhs, narrow, places, (batch_groups, feature_groups), precision)
     dilated = [(place, a) for place, a in zip(places.out[2:], axes, strict=True) if a.is_base_dilated]
-    return convert_result(b, _dilated(b, product, dilated), result)
+    return _dilated(b, convert_result(b, product, result), dilated)  # what is dilated is stored in its own type
 
 
 def _product(b: Builder, lhs: Value, rhs: Value, axes: Sequence[_Axis], places: ConvAxes, groups: tuple[int, int], precision: str) -> Value:

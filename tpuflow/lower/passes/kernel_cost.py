@@ -22,14 +22,16 @@ LEAST_ROWS = 8  # of a tile beside products: the sublanes of most chips
 
 
 def uses_elementwise(reader: Node, value: Value) -> bool:
-    """Whether a kernel uses an operand only elementwise or in reductions, so that it could recompute the operand instead of reading it."""
+    """Whether a kernel uses an operand only elementwise, in reductions or as a piece of what it joins, so that it could recompute the
+    operand instead of reading it.
+    """
     if not is_kernel(reader, Kind.MAP, Kind.REDUCE, Kind.DOT, Kind.ROWS):
         return False
     (region,) = reader.regions
     own = {o for o, outer in zip(region.inputs, reader.inputs, strict=True) if outer is value}
     users = [n for n in region.nodes if not own.isdisjoint(n.inputs)]
     multiplied = {v for n in region.nodes if n.op in PRODUCTS for v in n.inputs}
-    plain = (*ELEMENTWISE, "reduce") if is_kernel(reader, Kind.REDUCE, Kind.ROWS) else tuple(ELEMENTWISE)
+    plain = ELEMENTWISE | {"reduce" if is_kernel(reader, Kind.REDUCE, Kind.ROWS) else "join"}
     return own.isdisjoint(region.outputs) and all(n.op in plain and multiplied.isdisjoint(n.results) for n in users)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from tpuflow.lower.graph.blocking import WHOLE_DEPTH
+from tpuflow.lower.graph.blocking import is_one_step
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
@@ -24,7 +24,7 @@ class SumInProduct(Pass):
     Before: %2 = fused{dot; convert} %x, %w; %3, %4 = fused{convert; mul; reduce; reduce} %2.
     After:  %2, %3, %4 = fused{dot; convert; convert; mul; reduce; reduce} %x, %w.
     Needs: fused graph.    Keeps: every operation and every rounding; sums are made tile by tile, as ever.
-    Never: where the product's own sum is so long that it is cut into tiles.
+    Never: where no instruction can do all of the product's own sum.
     """
 
     def __call__(self, graph: Graph) -> Graph:
@@ -58,7 +58,8 @@ def _takes_in(product: Node, reduction: Node) -> bool:
         first.inputs[0].shape == dot.result.shape
         and kept == columns
         and rows == sorted(rows, key=lambda x: x not in whole.rhs)
-        and 0 < math.prod(sizes[x] for x in whole.contracted) <= WHOLE_DEPTH
+        and 0 < math.prod(sizes[x] for x in whole.contracted)
+        and is_one_step(whole, sizes)
         and fits_on_chip(v.type for v in {**dict.fromkeys(product.inputs), **dict.fromkeys(reduction.inputs)})
         and all(_enters_whole(inner, own) for own, v in zip(inner.inputs, reduction.inputs, strict=True) if v in product.results)
     )
