@@ -117,7 +117,7 @@ def special(x: jax.Array) -> jax.Array:
     return x / (1 + jnp.exp(-x))
 
 
-@pytest.mark.parametrize("of, rows, once", [(special, 64, 0), (special, 512, 1), (plain, 512, 0), (plain, 2048, 1)])
+@pytest.mark.parametrize("of, rows, once", [(special, 64, 0), (special, 512, 1), (plain, 64, 0), (plain, 512, 1)])
 def test_what_a_kernel_stores_is_made_once_if_it_is_much(of: Callable[[jax.Array], jax.Array], rows: int, once: int):
     def f(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
         y = of(x)
@@ -125,7 +125,7 @@ def test_what_a_kernel_stores_is_made_once_if_it_is_much(of: Callable[[jax.Array
 
     x, w = finite_values(F32, (rows, 256), 44) % 4, finite_values(F32, (256, 8), 45) % 4
     engine = FastEngine(tpuflow.jit(f).program(x, w))
-    assert sum(translated.as_text().count("stablehlo.while") for translated in engine.translate()) == once
+    assert sum(translated.compile().as_text().count(" opt-barrier(") for translated in engine.translate()) == once
     (y, product), (exact, _) = tpuflow.jit(f)(x, w), tpuflow.jit(f, fidelity="bitexact")(x, w)
     np.testing.assert_allclose(y, exact, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(product, np.asarray(y, np.float64) @ w, rtol=1e-4, atol=1e-2)
@@ -134,7 +134,7 @@ def test_what_a_kernel_stores_is_made_once_if_it_is_much(of: Callable[[jax.Array
 def test_what_a_kernel_only_gives_back_is_not_held_apart():
     x = finite_values(F32, (2048, 256), 46) % 4
     engine = FastEngine(tpuflow.jit(plain).program(x))
-    assert not any("stablehlo.while" in translated.as_text() for translated in engine.translate())
+    assert not any("stablehlo.optimization_barrier" in translated.as_text() for translated in engine.translate())
 
 
 @pytest.mark.parametrize("fidelity", ["native", "bitexact"])
@@ -146,7 +146,7 @@ def test_a_folded_key_is_made_apart_from_what_is_drawn_with_it(fidelity: str):
 
     x = np.ones((4, 8), np.float32)
     engine = FastEngine(tpuflow.jit(draw).program(jax.random.key(0), np.int32(3), x), fidelity=fidelity)
-    assert sum(translated.as_text().count("stablehlo.while") for translated in engine.translate()) >= 1
+    assert sum(translated.compile().as_text().count(" opt-barrier(") for translated in engine.translate()) >= 1
     drawn = tpuflow.jit(draw, fidelity=fidelity)(jax.random.key(0), np.int32(3), x)
     np.testing.assert_array_equal(drawn, jax.jit(draw)(jax.random.key(0), np.int32(3), x))
 

@@ -30,10 +30,13 @@ from tpuflow.jaxprs.processes import peers
 # Algebraic simplification would change results (`(x * 1.1) * 1.3`, `x / 3`, fp16 overflow that must stay infinite). Without it
 # the reshape mover never comes to an end: it wraps every transpose in hundreds of others.
 #
+# Optimization barriers stay (the pass that takes them away is called cse_barrier_expander): XLA fuses nothing through them, and they take
+# neither time nor a kernel.
+#
 # Of YNNPACK's loops XLA:CPU is to take those of dots alone: its maxima and minima lose NaN, its sums the sign of -0, and Eigen's
 # convolutions are the faster, the gradients of kernels by half.
 COMPILER_OPTIONS = {
-    "xla_disable_hlo_passes": "algsimp,reshape-mover",
+    "xla_disable_hlo_passes": "algsimp,reshape-mover,cse_barrier_expander",
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
 }
 
