@@ -246,3 +246,20 @@ def test_a_batch_of_products_of_two_turned_operands_has_them_exchanged():
     made = _lax_product(Contraction((0, 1, 2), (0, 3, 1), (0, 3, 2)), "bkm,bnk->bnm", (2, 5, 3), (2, 4, 5))
     assert "dimension_numbers=(([2], [1]), ([0], [0]))" in made
     assert "transpose[" not in made
+
+
+def test_a_convolution_is_corrected_in_the_order_in_which_xla_gives_it_by_trips_that_differ_in_numbers_alone():
+    """XLA:CPU would copy the product into another order before the loop, and LLVM compile a loop twice for what is true in some trips."""
+
+    def kernels(x: jax.Array, dy: jax.Array) -> jax.Array:
+        def convolved(w: jax.Array) -> jax.Array:
+            return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+        return jax.vjp(convolved, jnp.zeros((3, 3, 16, 32)))[1](dy)[0]
+
+    program = tpuflow.jit(kernels).program(*(jax.ShapeDtypeStruct((2, 8, 8, channels), jnp.float32) for channels in (16, 32)))
+    (translated,) = FastEngine(program).translate()
+    lines = translated.as_text().splitlines()
+    (loop,) = [line for line in lines if "stablehlo.while" in line]
+    assert "tensor<16x3x3x32xf32>" in loop
+    assert not [line for line in lines if "(tensor<i1>)" in line and not re.search(r"broadcast_in_dim %c\w*,", line)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -311,14 +312,17 @@ class LaxArithmetic:
         low_padding: zeros to pad before each sliding axis of `a` (as many as the patches need are padded after it). phases: of `b`.
         """
         zeros = (0,) * len(contraction.sliding) if low_padding is None else low_padding
+        order = contraction.out if self.bitexact or phases else lax_convolution.order_of(contraction)
+        whole = replace(contraction, out=order)
 
         def multiply(x: Value, y: Value) -> Value:
             def one(x: Value, y: Value, zeros: Sequence[int], lengths: Mapping[int, int]) -> Value:
-                return lax_convolution.convolve(self._rounding, x, y, contraction, zeros, lengths, dtype, acc_dtype)
+                return lax_convolution.convolve(self._rounding, x, y, whole, zeros, lengths, dtype, acc_dtype)
 
-            return in_phases(phases, one, x, y, contraction, zeros, sizes)
+            return in_phases(phases, one, x, y, whole, zeros, sizes)
 
-        return lax_masked_product.masked_product(self._rounding, multiply, a, b, (a_mask, b_mask), dtype)
+        product = lax_masked_product.masked_product(self._rounding, multiply, a, b, (a_mask, b_mask), dtype)
+        return lax.transpose(product, [order.index(x) for x in contraction.out])
 
     def positions(self, shape: Sequence[int], axis: int) -> Value:
         """Positions along an axis."""
