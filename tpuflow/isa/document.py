@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -179,11 +179,12 @@ def _outside_code_spans(line: str) -> str:
     return "`".join(part if i % 2 else part.replace("*", "\\*") for i, part in enumerate(line.split("`")))
 
 
-def main(arguments: list[str]) -> None:
-    """Write docs/ISA.md, or the file that is named."""
-    path = Path(arguments[0]) if arguments else PATH
-    path.write_text(document(), encoding="utf-8")
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m tpuflow.isa.document", description="Write the page of the instruction set.")
+    parser.add_argument("-o", "--output", type=Path, default=PATH, metavar="FILE", help="write it here, not to docs/ISA.md")
+    parser.parse_args().output.write_text(document(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
