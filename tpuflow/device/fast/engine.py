@@ -32,16 +32,10 @@ from tpuflow.jaxprs.processes import peers
 # Algebraic simplification would change results (`(x * 1.1) * 1.3`, `x / 3`, fp16 overflow that must stay infinite). Without it
 # the reshape mover never comes to an end: it wraps every transpose in hundreds of others.
 #
-# Optimization barriers stay (the pass that takes them away is called cse_barrier_expander): XLA fuses nothing through them, and they take
-# neither time nor a kernel.
-#
 # Of YNNPACK's loops XLA:CPU is to take those of dots, and natively of convolutions with small kernels (`YNNPACK_CONVOLUTIONS`): its maxima
 # and minima lose NaN, its sums the sign of -0.
 _YNNPACK = "xla_cpu_experimental_ynn_fusion_type"
-COMPILER_OPTIONS = {
-    "xla_disable_hlo_passes": "algsimp,reshape-mover,cse_barrier_expander",
-    _YNNPACK: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
-}
+COMPILER_OPTIONS = {"xla_disable_hlo_passes": "algsimp,reshape-mover", _YNNPACK: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 NATIVE_OPTIONS = {"xla_disable_hlo_passes": f"{COMPILER_OPTIONS['xla_disable_hlo_passes']},tree_reduction_rewriter"}
 """Further options of native executables. XLA:CPU sums rows in vectors, unless this pass first makes it reduce windows of 32 and write the

@@ -103,21 +103,6 @@ def _patched(a: Value, whole: Contraction, sizes: Mapping[int, int]) -> tuple[Va
     return a, labels
 
 
-def order_of(whole: Contraction) -> tuple[int, ...]:
-    """The labels of the result in the order in which XLA's convolution gives them, or as they are if it is for none.
-
-    A correction of the product (`lax_masked_product`) is then of what the convolution wrote: XLA would copy it into another order first.
-    """
-    if not whole.sliding or not _slides(whole):
-        return whole.out
-    groups, features = _groups(whole), tuple(x for x in whole.rhs if x in whole.columns)
-    return (*_images(whole), *whole.outer, *groups, *features)
-
-
-def _groups(whole: Contraction) -> tuple[int, ...]:
-    return tuple(x for x in whole.lhs if x in whole.batch)
-
-
 def _images(whole: Contraction) -> tuple[int, ...]:
     """Rows that do not slide, in the left operand's order."""
     rows, outer = whole.rows, whole.outer
@@ -130,14 +115,11 @@ def _channels(whole: Contraction) -> tuple[int, ...]:
     return tuple(x for x in whole.lhs if x in contracted and x not in outer)
 
 
-def _slides(whole: Contraction) -> bool:
-    return all(x in whole.rows and s.label in whole.contracted for x, s in whole.outer.items())
-
-
 def _is_convolution(whole: Contraction, lengths: Mapping[int, int], *, by_window: bool) -> bool:
     """Whether this is one for XLA, and quicker as such. lengths: of every label; by_window: else of the gradient of a window's weights."""
+    slides = all(x in whole.rows and s.label in whole.contracted for x, s in whole.outer.items())
     depth = math.prod(lengths[x] for x in (_channels(whole) if by_window else _images(whole)))
-    return _slides(whole) and len(whole.sliding) <= MOST_SPATIAL and depth >= LEAST_CHANNELS and all(lengths[x] for x in whole.outer)
+    return slides and len(whole.sliding) <= MOST_SPATIAL and depth >= LEAST_CHANNELS and all(lengths[x] for x in whole.outer)
 
 
 def _convolution(a: Value, b: Value, whole: Contraction, around: Sequence[tuple[int, int]], sizes: Mapping[int, int]) -> Value:
@@ -145,7 +127,7 @@ def _convolution(a: Value, b: Value, whole: Contraction, around: Sequence[tuple[
     sliding, outer = tuple(whole.outer.values()), tuple(whole.outer)
     length = dict(zip(whole.lhs, a.shape, strict=True)) | dict(zip(whole.rhs, b.shape, strict=True))
     images, channels = _images(whole), _channels(whole)
-    groups, features = _groups(whole), tuple(x for x in whole.rhs if x in whole.columns)
+    groups, features = tuple(x for x in whole.lhs if x in whole.batch), tuple(x for x in whole.rhs if x in whole.columns)
     lhs = _merged(a, whole.lhs, (images, *((x,) for x in outer), (*groups, *channels)))
     rhs = _merged(b, whole.rhs, (*((s.label,) for s in sliding), channels, (*groups, *features)))
     spatial = "".join(itertools.islice("DHW", len(sliding)))
@@ -154,7 +136,7 @@ def _convolution(a: Value, b: Value, whole: Contraction, around: Sequence[tuple[
         dimension_numbers=(f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"), feature_group_count=math.prod(length[x] for x in groups),
         preferred_element_type=jnp.float32,
     )  # fmt: skip
-    order = order_of(whole)
+    order = (*images, *outer, *groups, *features)
     product = lax.reshape(product, [sizes[x] if x in whole.outer else length[x] for x in order])
     return lax.transpose(product, [order.index(x) for x in whole.out])
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpuflow.device.fast.lax_rounding import Rounding, materialized, widen
+from tpuflow.device.fast.lax_rounding import Rounding, widen
 from tpuflow.dtypes import F32, DType
 from tpuflow.isa import bounds
 
@@ -26,28 +26,19 @@ Multiply = Callable[[Value, Value], Value]
 Mask = Callable[[], Value]
 """() -> pred of an operand's rank, axes of size 1 broadcast: true where it has elements, false in its padding."""
 
-_MAGNITUDE, _ONE = np.int32(0x7FFFFFFF), 0x3F800000
+_MAGNITUDE = np.int32(0x7FFFFFFF)
 _LEAST_BITS = (0, 0x00800000, 0x7F800000, 0x7F800001, 0x80000000)
 """The f32 bits of the least magnitude of each floating-point class of `isa.bounds`, and one beyond the last."""
 
 
-def _row(wanted: bounds.ClassRange, *, as_one: bool) -> tuple[int, ...]:
-    """(bits to keep, bits to flip, least, most, own bits, other bits): a factor is of the wanted classes if its bits, changed by the first
-    two, are from least to most; it is then multiplied as 1 or as itself, which are the number's own bits and others."""
+def _row(wanted: bounds.ClassRange) -> tuple[int, int, int, int]:
+    """(bits to keep, bits to flip, least, most): a factor is of the wanted classes if its bits, so changed, are from least to most."""
     kept, flipped = {0: (0x7FFFFFFF, 0), 1: (-1, 0), -1: (-1, -(2**31))}[wanted.sign]
-    factor = (0, _ONE) if as_one else (-1, 0)
-    return kept, flipped, _LEAST_BITS[wanted.least], _LEAST_BITS[wanted.most + 1] - 1, *factor
+    return kept, flipped, _LEAST_BITS[wanted.least], _LEAST_BITS[wanted.most + 1] - 1
 
 
-_IS_FINITE = _row(bounds.ClassRange(bounds.ZERO, bounds.FINITE, 0), as_one=False)
-_OF_A, _OF_B = (
-    np.array([*(_row(getattr(row, side), as_one=True) for row in bounds.NON_FINITE_PRODUCTS), _IS_FINITE], np.int32) for side in ("a", "b")
-)
-_PRODUCTS = np.array([*(row.product for row in bounds.NON_FINITE_PRODUCTS), 0], np.float32)
-_LIMITS = np.array([*(0 for _ in bounds.NON_FINITE_PRODUCTS), np.inf], np.float32)
-_SUMS_KEPT = np.array([0, *(-1 for _ in bounds.NON_FINITE_PRODUCTS)], np.int32)
-"""Tables with an entry for each trip of a correction: factors, and what to do with the sums. Trips differ in numbers alone: for a condition
-that is the same for all elements LLVM compiles a loop twice."""
+_OF_A, _OF_B = (np.array([_row(getattr(row, side)) for row in bounds.NON_FINITE_PRODUCTS], np.int32) for side in ("a", "b"))
+_PRODUCTS = np.array([row.product for row in bounds.NON_FINITE_PRODUCTS], np.float32)
 
 
 def masked_product(
@@ -63,10 +54,11 @@ def masked_product(
         _, trip, sums = state
         x, y, trip = lax.optimization_barrier((a, b, trip))  # else XLA hoists what is loop-invariant, and computes it always
         corrected = _corrected(rounding, multiply, x, y, masks, dtype, trip, sums)
-        return lax.lt(trip, np.int32(len(_PRODUCTS) - 1)), trip + np.int32(1), corrected
+        return lax.lt(trip, np.int32(len(_PRODUCTS))), trip + np.int32(1), corrected
 
-    state = needed, np.int32(0), product
-    return lax.while_loop(lambda state: state[0], correct, state)[2]  # not a `cond`, so that the product is updated in place
+    return lax.while_loop(lambda state: state[0], correct, (needed, np.int32(0), product))[
+        2
+    ]  # not a `cond`, so that the product is updated in place
 
 
 def _may_meet_non_finite(a: Value, b: Value, product: Value, masks: tuple[Mask | None, Mask | None], dtype: DType) -> Value:
@@ -88,30 +80,32 @@ def _corrected(
     Each row of `NON_FINITE_PRODUCTS` has a trip. After these the sums with such products have their final value, an infinity or NaN, and
     all others are zero; the last trip fills these in with the product of the finite factors.
     """
-    x, y = (_factors(rounding, x, mask, _entry(rows, trip), dtype) for x, mask, rows in zip((a, b), masks, (_OF_A, _OF_B), strict=True))
-    found = multiply(x, y)
-    value, limit, kept = (lax.broadcast(_entry(table, trip), found.shape) for table in (_PRODUCTS, _LIMITS, _SUMS_KEPT))
-    sums = lax.bitcast_convert_type(lax.bitcast_convert_type(sums, jnp.int32) & kept, jnp.float32)
-    nothing, is_there = rounding.full(found.shape, 0.0, F32), found > limit
-    added = rounding.canonical(sums + lax.select(is_there, value, nothing))
-    return lax.select(lax.eq(sums, nothing), lax.select(is_there, value, found), added)
+    last = lax.eq(trip, np.int32(len(_PRODUCTS)))
+    factors = [_factors(x, mask, rows, trip, last, dtype) for x, mask, rows in zip((a, b), masks, (_OF_A, _OF_B), strict=True)]
+    found = multiply(*factors)
+    value = lax.full_like(found, _entry(_PRODUCTS, trip))
+    nothing, nan = rounding.full(found.shape, 0.0, F32), rounding.full(found.shape, np.nan, F32)
+    sums = lax.select(lax.full_like(found, lax.eq(trip, np.int32(0)), np.bool_), nothing, sums)
+    is_zero = lax.eq(sums, nothing)
+    new = lax.select(is_zero | lax.eq(sums, value), value, nan)
+    unfinished = lax.full_like(found, lax.bitwise_not(last), np.bool_)
+    return lax.select(lax.select(unfinished, found > nothing, is_zero), lax.select(unfinished, new, found), sums)
 
 
-def _factors(rounding: Rounding, x: Value, mask: Mask | None, row: Value, dtype: DType) -> Value:
-    """An operand as a trip multiplies it, by its row of `_OF_A` or `_OF_B`: zero where it is not of the wanted classes."""
-    bits = lax.bitcast_convert_type(widen(x, dtype), jnp.int32)
-    kept, flipped, least, most, own, other = (lax.broadcast(lax.index_in_dim(row, i, keepdims=False), bits.shape) for i in range(row.size))
-    changed = (bits & kept) ^ flipped
-    here = (changed >= least) & (changed <= most)
-    if mask is not None:
-        here &= mask() | (bits & _MAGNITUDE >= _LEAST_BITS[bounds.FINITE])
-    factor = lax.bitcast_convert_type(lax.select(here, (bits & own) | other, jnp.zeros_like(bits)), jnp.float32)
-    return materialized(rounding.representable(factor, dtype))
+def _factors(x: Value, mask: Mask | None, wanted: np.ndarray, trip: Value, last: Value, dtype: DType) -> Value:
+    """An operand's indicator of the classes that a trip is about: 1 or 0. In the last trip its numbers, with zeros for non-finite ones."""
+    ones = lax.convert_element_type(_in_classes(x, mask, _entry(wanted, trip), dtype), x.dtype)
+    return lax.select(lax.full_like(x, last, np.bool_), _finite(x), ones)
 
 
 def _entry(table: np.ndarray, trip: Value) -> Value:
-    """The entry of a trip in a table."""
-    return materialized(lax.dynamic_index_in_dim(jnp.asarray(table), trip, keepdims=False, allow_negative_indices=False))
+    """The entry of a trip in a table with one for each row of `NON_FINITE_PRODUCTS`; in the last trip, which has none, any entry."""
+    return lax.dynamic_index_in_dim(jnp.asarray(table), trip, keepdims=False, allow_negative_indices=False)
+
+
+def _finite(x: Value) -> Value:
+    """x with zeros in place of infinities and NaN, whose sums the trips before have found."""
+    return lax.select(lax.is_finite(x), x, jnp.zeros_like(x))
 
 
 def _any_not_finite(x: Value, dtype: DType) -> Value:
@@ -125,3 +119,12 @@ def _any_not_finite(x: Value, dtype: DType) -> Value:
     sums = lax.dot(jnp.zeros((2, rows.shape[0]), jnp.float32), rows)
     total = lax.dot(sums, jnp.zeros((width, 2), jnp.float32))[0, 0]
     return lax.ne(total, total)
+
+
+def _in_classes(x: Value, mask: Mask | None, fields: Value, dtype: DType) -> Value:
+    """pred of x's shape: whether it is an element of the classes that a row of `_OF_A` or `_OF_B` stands for."""
+    bits = lax.bitcast_convert_type(widen(x, dtype), jnp.int32)
+    kept, flipped, least, most = (lax.full_like(bits, lax.squeeze(lax.slice_in_dim(fields, i, i + 1), (0,))) for i in range(4))
+    changed = (bits & kept) ^ flipped
+    here = (changed >= least) & (changed <= most)
+    return here if mask is None else here & (mask() | (bits & _MAGNITUDE >= _LEAST_BITS[bounds.FINITE]))
