@@ -24,6 +24,8 @@ from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.ops import ELEMENTWISE, infer
 from tpuflow.lower.passes.simplify import Simplify
 
+pytestmark = pytest.mark.optimised
+
 FLOATS = (0.0, 1.0, 0.5, 1.5, 3.0, 7.25, 1e-3, 6e4, math.inf, 5.9e-39, 1e-40, 2.0**-126, 2.0**-149, 2.0**-14, 6e-8, 3e38)
 
 

@@ -24,6 +24,8 @@ from tpuflow.errors import CheckpointError, CheckpointWriteError
 from tpuflow.training.checkpoints import files as checkpoints
 from tpuflow.training.checkpoints.locking import LOCK, Claims
 
+pytestmark = pytest.mark.optimised
+
 HOLD = """
 import os, sys, time
 from tpuflow.training.checkpoints.locking import Claims
