@@ -30,6 +30,8 @@ from tpuflow.lower.graph.tiling import Space
 from tpuflow.lower.graph.view import ViewAxis
 from tpuflow.lower.tiling import core_blocks, fill_tile, share_tile
 
+pytestmark = pytest.mark.optimised
+
 # Rounding once per operation in the element type against NumPy's own order of sums: a few units in the last place of the largest term.
 TOLERANCE = {F32: 2e-5, F16: 2e-2, BF16: 8e-2}
 CHIPS = {"generic": lambda case: GENERIC, "small": lambda case: case.small}
