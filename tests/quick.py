@@ -13,7 +13,7 @@ from tpuflow.device.fast.engine import COMPILER_OPTIONS
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True, "xla_cpu_use_fusion_emitters": False}
 """Without LLVM's optimisations and fusions emitted through MLIR, which take two thirds of XLA's time. No bit-exact value depends on them,
 which tests of operations, arithmetic, bits and meshes show with all of them; native ones do, so processes whose bits are compared must be
-compiled alike. XLA's plainer code makes NaN of numbers below the least of f8e4m3b11fnuz."""
+compiled alike. XLA's plainer code makes NaN of numbers below the least of an fp8 without -0."""
 
 FLAGS = " ".join(f"--{name}={str(value).lower()}" for name, value in QUICK.items())
 """The same for XLA_FLAGS of another process."""

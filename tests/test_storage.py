@@ -17,6 +17,8 @@ from tpuflow.dtypes import STORAGE
 from tpuflow.isa.assembler import assemble
 from tpuflow.isa.disassembler import disassemble
 
+pytestmark = pytest.mark.optimised
+
 
 def _everywhere(fn: Any, *arrays: np.ndarray) -> list[np.ndarray]:
     """The one result by the reference engine, and by the fast one in both fidelities."""
