@@ -44,12 +44,13 @@ class _Folding:
     windows: dict[Value, Value]
 
     def rewritten(self, node: Node) -> list[Node]:
-        """The node with windows as operands, after the new windows that it needs."""
+        """The node with windows as operands, after those that it needs: windows, then broadcasts, which a further run makes again."""
         self.maker.update(dict.fromkeys(node.results, node))
         if node.op not in READERS:
             return [node]
         made: list[Node] = []
         inputs = tuple(self._window(v, node, made) for v in node.inputs)
+        made.sort(key=lambda new: new.op != "window")
         return [*made, node if inputs == node.inputs else replace(node, inputs=inputs)]
 
     def _window(self, value: Value, user: Node, made: list[Node]) -> Value:
