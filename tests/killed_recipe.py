@@ -1,4 +1,6 @@
-"""`python -m tests.killed_recipe ARGUMENTS`: `python -m train ARGUMENTS`, which SIGKILL ends when its first checkpoint is written."""
+"""`python -m tests.killed_recipe ARGUMENTS`: `python -m train ARGUMENTS`, which SIGKILL ends when its first checkpoint is written.
+
+What is done up to there is compiled as in the tests that compare its bits (`tests.quick`)."""
 
 from __future__ import annotations
 
@@ -12,9 +14,12 @@ from pathlib import Path
 import tpuflow
 from tests.quick import quickly_compiled
 from train.__main__ import main
+from train.detection.run_files import WeightFiles
 from train.trainer.folders import ModelFolders
 
 REPOSITORY = Path(__file__).parents[1]
+WRITERS = {ModelFolders: "_last", WeightFiles: "_written"}
+"""What writes for a checkpoint, and its field that says for which one it did last."""
 
 
 def kill_training(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
@@ -24,20 +29,21 @@ def kill_training(arguments: Sequence[str], environment: Mapping[str, str] | Non
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
-def _killing() -> None:
-    """Have the process killed behind the first folder checkpoint-N, in the middle of everything else."""
-    write = ModelFolders.on_checkpoint
+def _kill_behind(writer: type[tpuflow.Callback], last: str) -> None:
+    """Have the process killed once this has written something, in the middle of everything else."""
+    write = writer.on_checkpoint
 
-    def on_checkpoint(self: ModelFolders, run: tpuflow.Run) -> None:
-        before = self._last
+    def on_checkpoint(self: tpuflow.Callback, run: tpuflow.Run) -> None:
+        before = getattr(self, last)
         write(self, run)
-        if self._last != before:
+        if getattr(self, last) != before:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    ModelFolders.on_checkpoint = on_checkpoint
+    writer.on_checkpoint = on_checkpoint
 
 
 if __name__ == "__main__":
-    _killing()
-    with quickly_compiled():  # as the tests are that compare its bits
+    for writer, last in WRITERS.items():
+        _kill_behind(writer, last)
+    with quickly_compiled():
         sys.exit(main(sys.argv[1:]))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +15,7 @@ import tpuflow
 from bench import yolov5_numerics
 from models.mlp import MLP
 from models.yolov5 import TORCH_LAYERS, YOLOv5
+from tests.killed_recipe import kill_training
 from tests.test_yolov5 import NARROW, a_batch, cfg
 from tpuflow.importers import load_state_dict, state_dict
 from train.__main__ import main
@@ -49,13 +46,7 @@ def test_a_training_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
     given = ["yolov5", "--data", str(data), "--cfg", str(tmp_path / "narrow.yaml"), "--img", "64", "--batch-size", "2", "--epochs"]
     given += [str(EPOCHS), "--freeze", "2", "--engine", "reference", "--project", str(tmp_path), "--no-progress"]
     kept = {"JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    command = [sys.executable, "-m", "train", *given, "--name", "killed"]
-    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **kept})
-    while not (tmp_path / "killed" / "weights" / "last.safetensors").exists():
-        assert killed.poll() is None
-        time.sleep(0.01)
-    killed.kill()
-    killed.wait()
+    kill_training([*given, "--name", "killed"], kept)
     for name in ("last", "best"):  # as if it had been killed between the checkpoint and what is written from it
         (tmp_path / "killed" / "weights" / f"{name}.safetensors").unlink(missing_ok=True)
     assert main([*given, "--name", "whole"]) == 0
