@@ -15,7 +15,7 @@ from jax.extend.core import Primitive
 
 from tests.cases import CASES, ROWS, assert_close, words
 from tests.coverage import primitives_of_jax
-from tests.quick import QUICK
+from tests.quick import FUSED, QUICK
 from tpuflow.errors import UnsupportedDtypeError, UnsupportedPrimitiveError
 from tpuflow.jaxprs.expansions import EXPANSIONS
 from tpuflow.lower.graph.graph import Graph
@@ -348,7 +348,8 @@ _ON_TRUTH_VALUES = {
 @pytest.mark.parametrize("name", _ON_TRUTH_VALUES)
 def test_truth_values_are_compared_as_jax_does(name: str) -> None:
     x, y = np.array([True, False, True, False, True]), np.array([False, False, True, True, False])
-    for want, got in zip(jax.tree.leaves(_ON_TRUTH_VALUES[name](x, y)), run(_ON_TRUTH_VALUES[name], x, y), strict=True):
+    fn = _ON_TRUTH_VALUES[name]
+    for want, got in zip(jax.tree.leaves(jax.jit(fn, compiler_options=FUSED)(x, y)), run(fn, x, y), strict=True):
         np.testing.assert_array_equal(got, np.asarray(want))
 
 
