@@ -13,12 +13,21 @@ GRADIENTS: tuple[Case, ...] = tuple(case.gradient() for case in CASES if case.gr
 ROWS = (*CASES, *GRADIENTS)
 LONG = ("svd", "matrix-functions", "pinv", "blocks")
 """What is in the names of rows in which a matrix is taken apart by singular values, or in blocks."""
+PROGRAMS = tuple(row for row in ROWS if not row.name.endswith("-lapack"))
+"""All rows but those that differ from another in the StableHLO alone, as JAX lowers it for CPUs: a Program is made of the jaxpr."""
+_REPEATED = ("svd-", "norms", "lstsq", "pinv", "matrix-functions", "complex-inverse", "eigh-even", "qr-complete", "qr-wide", "lu-wide")
 
 
-def over_rows(chosen: Sequence[Case]) -> pytest.MarkDecorator:
-    """A test's parameter `case`: the rows chosen, and all others in slow tests."""
-    slow = [pytest.param(row, marks=pytest.mark.slow) for row in ROWS if row not in chosen]
-    return pytest.mark.parametrize("case", [*chosen, *slow], ids=lambda case: case.name)
+def repeats_others(row: Case) -> bool:
+    """Whether it is made of factorisations that have rows of their own, or is one of these in another shape; of complex matrices in
+    blocks, too, which are taken apart as real ones are. Such a row takes XLA as long as dozens of others."""
+    return any(name in row.name for name in _REPEATED) or (row.name.startswith("complex-") and row.name.endswith("-blocks"))
+
+
+def over_rows(chosen: Sequence[Case], of: Sequence[Case] = ROWS) -> pytest.MarkDecorator:
+    """A test's parameter `case`: the rows chosen, and all others of some in slow tests."""
+    slow = [pytest.param(row, marks=pytest.mark.slow) for row in of if row not in chosen]
+    return pytest.mark.parametrize("case", [*(row for row in chosen if row in of), *slow], ids=lambda case: case.name)
 
 
 def sample(stride: int) -> tuple[Case, ...]:
@@ -26,4 +35,4 @@ def sample(stride: int) -> tuple[Case, ...]:
     return tuple(row for row in ROWS[::stride] if not any(name in row.name for name in LONG))
 
 
-__all__ = ["CASES", "GRADIENTS", "ROWS", "Case", "assert_close", "over_rows", "sample", "words"]
+__all__ = ["CASES", "GRADIENTS", "PROGRAMS", "ROWS", "Case", "assert_close", "over_rows", "repeats_others", "sample", "words"]
