@@ -37,8 +37,8 @@ def our_losses(images: ImageData, steps: int, *, fidelity: str = "native", progr
     return np.asarray(cifar.TRAINING.run(options, images, logs=False).losses)
 
 
-def torch_losses(images: ImageData, steps: int) -> Mapping[str, np.ndarray]:
-    """The same from PyTorch: on one thread, which is the reference, and otherwise."""
+def torch_losses(images: ImageData, steps: int, names: Sequence[str] = ()) -> Mapping[str, np.ndarray]:
+    """The same from PyTorch: on one thread, which is the reference, and otherwise. `names`: of the runs to make; without any, all."""
     import torch
 
     from train.torch_training import Setting, losses
@@ -54,6 +54,7 @@ def torch_losses(images: ImageData, steps: int) -> Mapping[str, np.ndarray]:
     return {
         name: losses(torch_cifar(), data, options.batch_size, lr=options.lr, momentum=options.momentum, setting=setting)
         for name, setting in settings.items()
+        if name in (names or settings)
     }
 
 
@@ -78,9 +79,9 @@ def accuracies(images: ImageData, *, progress: bool) -> dict[str, float]:
     return {"PyTorch": 100.0 * float(np.mean(theirs == test[1])), "ours": result.history[-1]["accuracy"]}
 
 
-def report(images: ImageData, steps: int, *, whole: bool, progress: bool) -> dict[str, Any]:
-    """All figures, and "failed": how many bounds do not hold."""
-    runs = {**torch_losses(images, steps), "ours": our_losses(images, steps, progress=progress)}
+def report(images: ImageData, steps: int, *, whole: bool, progress: bool, names: Sequence[str] = ()) -> dict[str, Any]:
+    """All figures, and "failed": how many bounds do not hold. `names`: of PyTorch's runs, if not all are asked for."""
+    runs = {**torch_losses(images, steps, names), "ours": our_losses(images, steps, progress=progress)}
     differences = {name: difference(found, runs["PyTorch"]) for name, found in runs.items()}
     failed = int(differences["ours"]["beyond"] > 0)
     figures: dict[str, Any] = {"steps": steps, "origin": Path(images.origin.split(" ")[0]).name, "differences": differences}

@@ -193,12 +193,13 @@ def gradient_ratios(ours: Mapping[str, float], theirs: Mapping[str, float]) -> d
     return {name: ours[name] / max(value, np.finfo(np.float64).tiny) for name, value in theirs.items()}
 
 
-def report(images: ImageData, *, side: int = SIDE, policies: Sequence[str] = tuple(POLICIES)) -> dict[str, Any]:
-    """Every error, and "failed": how many bounds do not hold."""
+def report(images: ImageData, *, side: int = SIDE, policies: Sequence[str] = tuple(POLICIES), beside_jit: bool = True) -> dict[str, Any]:
+    """Every error, and "failed": how many bounds do not hold. `beside_jit`: the errors of plain `jax.jit`, too, which no bound judges."""
     twin, batch = Twin(), batch_of(images, side)
     exact, theirs, ours = twin.step(batch, "float64"), twin.step(batch), our_step(twin, batch)
     beside = errors(ours, theirs)
-    against = {"PyTorch": errors(theirs, exact), "jax.jit": errors(jax_step(twin, batch), exact), "ours": errors(ours, exact)}
+    plain = {"jax.jit": errors(jax_step(twin, batch), exact)} if beside_jit else {}
+    against = {"PyTorch": errors(theirs, exact), **plain, "ours": errors(ours, exact)}
     ratios = gradient_ratios(against["ours"]["gradients"], against["PyTorch"]["gradients"])
     short = short_types(batch, policies) if policies else {}
     failed = sum(not beside[what] <= STATE_BOUND for what in ("logits", "loss", "statistics"))
