@@ -14,6 +14,9 @@ from types import ModuleType
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before the first import of jax
+# PyTorch's threads and OpenBLAS's wait for each other in loops: beside another process of the tests that took half of the time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import hypothesis
 import jax
