@@ -84,7 +84,7 @@ class FastEngine:
         cuts = Cuts(program, self.translation.liveness, self._lanes.divergent)
         self.segments = cuts.segments()
         self._waits = not cuts.short or host.over is not None or bool(program.functions)
-        options = (
+        options: dict[str, Any] = (
             COMPILER_OPTIONS
             | (EXACT_OPTIONS if fidelity == "bitexact" else NATIVE_OPTIONS)
             | (YNNPACK_CONVOLUTIONS if fidelity == "native" and _are_cached(program) else {})
