@@ -160,6 +160,30 @@ def test_what_a_kernel_only_gives_back_is_not_held_apart():
     assert not any("stablehlo.while" in translated.as_text() for translated in engine.translate())
 
 
+def softmax(x: jax.Array) -> jax.Array:
+    y = jnp.exp(x - x.max(-1, keepdims=True))
+    return y / y.sum(-1, keepdims=True)
+
+
+def sum_of_exponentials(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = jnp.exp(x)
+    return y, y.sum(-1)
+
+
+@pytest.mark.parametrize(
+    "of, rows, fidelity, times",
+    [(softmax, 2048, "native", 2), (softmax, 512, "native", 1), (sum_of_exponentials, 2048, "native", 1), (softmax, 2048, "bitexact", 1)],
+)
+def test_many_exponentials_of_which_a_sum_is_taken_are_made_again_and_not_written(of: Any, rows: int, fidelity: str, times: int):
+    x = finite_values(F32, (rows, 128), 47) % 4
+    (translated,) = FastEngine(tpuflow.jit(of).program(x), fidelity=fidelity).translate()
+    assert translated.as_text().count("stablehlo.exponential ") == times
+    if times == 2:
+        made = re.findall(r"%(\S+) = \S+2048,128\S* fusion", translated.compile().as_text().split("ENTRY")[1])
+        assert len(made) == 1  # the result
+    np.testing.assert_allclose(jax.tree.leaves(tpuflow.jit(of)(x))[0], jax.tree.leaves(jax.jit(of)(x))[0], rtol=1e-5)
+
+
 @pytest.mark.parametrize("fidelity", ["native", "bitexact"])
 def test_a_folded_key_is_made_apart_from_what_is_drawn_with_it(fidelity: str):
     """One loop over both took LLVM for ever to vectorize in some programs (`LONG_WORK`): the Jitter of `test_moe` is one."""

@@ -171,8 +171,9 @@ def test_the_same_array_may_be_given_twice():
 
 
 def test_what_is_short_is_one_executable_and_not_waited_for():
-    for function in (lambda x: jnp.tanh(x) @ x.T, counted):
-        program = compile_function(function, (X,))
+    matrix = jax.ShapeDtypeStruct((512, 512), np.float32)  # some milliseconds, of which a launch in pieces would take a tenth
+    for function, x in ((lambda x: jnp.tanh(x) @ x.T, X), (counted, X), (lambda x: x @ x, matrix), (counted, matrix)):
+        program = compile_function(function, (x,))
         assert len(segments(program)) == 1 and Cuts(program, FastEngine(program, verified=True).translation.liveness).short
     large = compile_function(lambda x: x @ x, (jax.ShapeDtypeStruct((2048, 2048), np.float32),))
     assert len(segments(large)) == 1 and not Cuts(large, FastEngine(large, verified=True).translation.liveness).short

@@ -13,6 +13,7 @@ import tpuflow
 from tpuflow.errors import OutOfMemoryError
 from tpuflow.pjrt import PLATFORM
 from tpuflow.pjrt.cells import NamedValues, Numbers, Text
+from tpuflow.pjrt.freed_memory import keep_freed_memory
 from tpuflow.pjrt.handles import OBJECTS, ApiObject
 from tpuflow.pjrt.settings import Settings
 
@@ -131,4 +132,5 @@ class Client(ApiObject):
         from tpuflow.device.fast.host import PinnedHost
         from tpuflow.jaxprs.plugins import cpu_device
 
+        keep_freed_memory()
         return PinnedHost(cpu_device())

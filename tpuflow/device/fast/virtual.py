@@ -15,7 +15,7 @@ from tpuflow.device.fast.boxes import Margins, Unpadded
 from tpuflow.device.fast.halos import Halos
 from tpuflow.device.fast.joined_stores import Piece, coalesced
 from tpuflow.isa import dma
-from tpuflow.isa.instruction import Tile, Window
+from tpuflow.isa.instruction import Instruction, Tile, Window
 from tpuflow.isa.program import Buffer, Kernel
 
 Gather = Callable[[Any], Any]
@@ -38,6 +38,7 @@ class Virtual:
 
     `unpadded`: the content before padding, for rules that pad themselves. `rested`: the content at rest (see `LaxArithmetic`). `work`: the
     elementwise instructions that made it out of loads, sums, products and moves, as pairs of `id` and work (`lift.MATERIALIZE_WORK`).
+    `again`: makes the array once more, apart from the first (`lift.RECOMPUTED`).
     """
 
     array: Any
@@ -45,6 +46,7 @@ class Virtual:
     unpadded: Unpadded | None = None
     rested: Any = None
     work: frozenset[tuple[int, int]] = frozenset()
+    again: Callable[[], Any] | None = None
 
 
 @dataclass
@@ -110,6 +112,21 @@ class Lifting:
         """Tiles that only stores read."""
         stores = {i.window.tile for i in self.kernel.instructions if isinstance(i, dma.Store)}
         return frozenset(stores.difference(*(i.reads() for i in self.kernel.instructions if not isinstance(i, dma.Store))))
+
+    def readers(self, maker: Instruction) -> list[Instruction]:
+        """The instructions that read what one with a single result writes; where that stays in its tile to the end of the section, all
+        instructions of other sections and steps, too, that read the tile."""
+        (tile,) = maker.writes()
+        (section,) = (section for _, section in self.kernel.sections if any(i is maker for i in section))
+        place = next(n for n, i in enumerate(section) if i is maker)
+        later = section[place + 1 :]
+        end = next((n for n, i in enumerate(later) if tile in i.writes()), None)
+        found = [i for i in later[: end if end is None else end + 1] if tile in i.reads()]
+        if end is not None:
+            return found
+        before = section[:place] if tile in self.carried else ()
+        others = (i for _, other in self.kernel.sections if other is not section for i in other)
+        return [*found, *(i for i in (*before, *others) if tile in i.reads())]
 
     @property
     def sizes(self) -> tuple[int, ...]:
