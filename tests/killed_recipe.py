@@ -1,6 +1,7 @@
 """`python -m tests.killed_recipe ARGUMENTS`: `python -m train ARGUMENTS`, which SIGKILL ends when its first checkpoint is written.
 
-What is done up to there is compiled as in the tests that compare its bits (`tests.quick`)."""
+What is done up to there is compiled as in the tests that compare its bits (`tests.quick`).
+"""
 
 from __future__ import annotations
 

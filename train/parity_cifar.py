@@ -52,9 +52,8 @@ def torch_losses(images: ImageData, steps: int, names: Sequence[str] = ()) -> Ma
         "PyTorch, float64": Setting(torch.float64, threads=1),
     }
     return {
-        name: losses(torch_cifar(), data, options.batch_size, lr=options.lr, momentum=options.momentum, setting=setting)
-        for name, setting in settings.items()
-        if name in (names or settings)
+        name: losses(torch_cifar(), data, options.batch_size, lr=options.lr, momentum=options.momentum, setting=settings[name])
+        for name in names or settings
     }
 
 

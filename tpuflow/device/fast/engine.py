@@ -34,10 +34,10 @@ from tpuflow.jaxprs.processes import peers
 #
 # Of YNNPACK's loops XLA:CPU is to take those of dots, and natively of convolutions with small kernels (`YNNPACK_CONVOLUTIONS`): its maxima
 # and minima lose NaN, its sums the sign of -0.
-_YNNPACK = "xla_cpu_experimental_ynn_fusion_type"
 #
 # By default LLVM is to use half of AVX-512's width. The whole of it takes 0.87 of the time for a chain of special functions in f32, 0.7 in
 # bf16, whose roundings are integer operations, 0.91 for a softmax, 0.97 for passes over float64 sums; what waits for memory is the same.
+_YNNPACK = "xla_cpu_experimental_ynn_fusion_type"
 COMPILER_OPTIONS: dict[str, Any] = {
     "xla_disable_hlo_passes": "algsimp,reshape-mover",
     _YNNPACK: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
