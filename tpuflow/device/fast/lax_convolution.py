@@ -82,13 +82,19 @@ def _stretch(a: Value, whole: Contraction, low_padding: Sequence[int], sizes: Ma
     around = [(0, 0)] * a.ndim
     for s, zeros in zip(whole.sliding, low_padding, strict=True):
         reach, n = s.reach(sizes[whole.lhs[s.axis]], sizes[s.label]), a.shape[s.axis]
-        first = min(max(0, -zeros), n)
-        last = min(max(reach - zeros, first), n)
+        first, last, around[s.axis] = stretch(n, reach, zeros)
         if (first, last) != (0, n):
             a = lax.slice_in_dim(a, first, last, 1, s.axis)
-        low = min(max(0, zeros), reach)
-        around[s.axis] = low, reach - low - (last - first)
     return a, around
+
+
+def stretch(n: int, reach: int, zeros: int) -> tuple[int, int, tuple[int, int]]:
+    """What patches that reach so far see of an axis of n elements after `zeros` zeros (fewer than none leave out the first elements):
+    (first, last) elements, and the zeros before and after them."""
+    first = min(max(0, -zeros), n)
+    last = min(max(reach - zeros, first), n)
+    low = min(max(0, zeros), reach)
+    return first, last, (low, reach - low - (last - first))
 
 
 def _patched(a: Value, whole: Contraction, sizes: Mapping[int, int]) -> tuple[Value, list[int]]:

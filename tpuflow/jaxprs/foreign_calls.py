@@ -1,0 +1,152 @@
+"""Calls of NumPy functions that XLA finds by name (its foreign function interface), so that executables with them can be serialised.
+
+What `python_calls` puts in an executable is an object of this process. Here the executable has a name and a string, and each process
+registers the function of that name. The structures are those of `xla/ffi/api/c_api.h`, which is the same from jaxlib 0.8 to 0.10 as far as
+they go.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Function = Callable[..., Array]
+"""(text, *arrays) -> the result: arrays are read-only views of XLA's own, valid during the call."""
+
+_METADATA = 1  # the type of the extension with which XLA asks what version a handler is for, instead of calling it
+_INTERNAL = 13  # the code of an error in the function
+_TYPES = {1: np.bool_, 2: np.int8, 3: np.int16, 4: np.int32, 6: np.uint8, 7: np.uint16, 8: np.uint32, 10: np.float16, 11: np.float32}
+"""XLA's element types that NumPy has, by number."""
+
+
+class _Version(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("major", ctypes.c_int), ("minor", ctypes.c_int)]
+
+
+class _Failure(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("message", ctypes.c_char_p), ("code", ctypes.c_int)]
+
+
+class _Api(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("extension", ctypes.c_void_p),
+        ("version", _Version),
+        ("internal", ctypes.c_void_p),
+        ("failed", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Failure))),
+    ]
+
+
+class _Metadata(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("version", _Version)]
+
+
+class _Extension(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("next", ctypes.c_void_p),
+        ("metadata", ctypes.POINTER(_Metadata)),
+    ]
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("extension", ctypes.c_void_p),
+        ("type", ctypes.c_int),
+        ("data", ctypes.c_void_p),
+        ("rank", ctypes.c_int64),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+class _Buffers(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("extension", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("kinds", ctypes.c_void_p),
+        ("each", ctypes.POINTER(ctypes.POINTER(_Buffer))),
+    ]
+
+
+class _Text(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+class _Attributes(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("extension", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("kinds", ctypes.c_void_p),
+        ("names", ctypes.c_void_p),
+        ("each", ctypes.POINTER(ctypes.POINTER(_Text))),
+    ]
+
+
+class _Frame(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("extension", ctypes.POINTER(_Extension)),
+        ("api", ctypes.POINTER(_Api)),
+        ("context", ctypes.c_void_p),
+        ("stage", ctypes.c_int),
+        ("arguments", _Buffers),
+        ("results", _Buffers),
+        ("attributes", _Attributes),
+    ]
+
+
+_Handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Frame))
+_handlers: dict[str, Any] = {}
+
+
+def foreign_call(name: str, function: Function) -> Callable[..., Any]:
+    """Registers a function under a name of its own in this process; returns (text, type of the result, *arrays) -> the result, traced.
+
+    An error in the function fails the execution, with its text. Under `vmap` the function is called for each lane by itself.
+    """
+    _handlers[name] = handler = _Handler(lambda frame: _handle(function, frame.contents))
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    jax.ffi.register_ffi_target(name, new(ctypes.cast(handler, ctypes.c_void_p), None, None), platform="cpu")
+
+    def call(text: str, result: jax.ShapeDtypeStruct, *arrays: Any) -> Any:
+        return jax.ffi.ffi_call(name, result, vmap_method="sequential")(*arrays, text=text)
+
+    return call
+
+
+def _handle(function: Function, frame: _Frame) -> int | None:
+    """What XLA calls: the address of an error, or None."""
+    api = frame.api.contents
+    if frame.extension and frame.extension.contents.type == _METADATA:
+        version = frame.extension.contents.metadata.contents.version
+        version.major, version.minor = api.version.major, api.version.minor
+        return None
+    try:
+        text = frame.attributes.each[0].contents
+        arrays = [_view(frame.arguments.each[n].contents) for n in range(frame.arguments.count)]
+        for x in arrays:
+            x.flags.writeable = False
+        _view(frame.results.each[0].contents)[...] = function(ctypes.string_at(text.data, text.length).decode(), *arrays)
+        return None
+    except BaseException as problem:
+        message = f"{type(problem).__name__}: {problem}".encode()
+        return api.failed(ctypes.byref(_Failure(ctypes.sizeof(_Failure), None, message, _INTERNAL)))
+
+
+def _view(buffer: _Buffer) -> Array:
+    dtype = np.dtype(_TYPES[buffer.type])
+    shape = tuple(buffer.shape[n] for n in range(buffer.rank))
+    count = int(np.prod(shape, dtype=int))
+    if not count:
+        return np.empty(shape, dtype)
+    return np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(buffer.data), dtype).reshape(shape)
