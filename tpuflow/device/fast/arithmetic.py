@@ -13,10 +13,9 @@ from jax import lax
 from tpuflow.device.fast import lax_convolution, lax_sort
 from tpuflow.device.fast.half import narrow_moved, widen_bits
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
-from tpuflow.device.fast.lax_masked_product import Mask, without_padding
+from tpuflow.device.fast.lax_masked_product import Mask, Padding
 from tpuflow.device.fast.lax_reduce import extreme, reduced
 from tpuflow.device.fast.lax_rounding import Rounding, flushed, in_word, quiet, widen, word_type
-from tpuflow.device.fast.padded_product import described
 from tpuflow.device.fast.phases import Phases, in_phases
 from tpuflow.dtypes import BF16, F16, F32, S32, STORAGE, U32, DType
 from tpuflow.isa.contraction import Contraction
@@ -320,20 +319,18 @@ class LaxArithmetic:
         """`matmul` of the patches of `a`, whose axes may slide. sizes: the lengths of their labels.
 
         a_mask, b_mask give the masks that `matmul` takes, but of `a` without its patches; they are called only if they are needed.
-        low_padding: zeros to pad before each sliding axis of `a` (as many as the patches need are padded after it). phases: of `b`, whose
-        padding no product meets then.
+        low_padding: zeros to pad before each sliding axis of `a` (as many as the patches need are padded after it). phases: of `b`, which
+        leave its padding out.
         """
         zeros = (0,) * len(contraction.sliding) if low_padding is None else low_padding
 
-        def multiply(x: Value, y: Value, zeros: Sequence[int], lengths: Mapping[int, int]) -> Value:
-            return lax_convolution.convolve(self._rounding, x, y, contraction, zeros, lengths, dtype, acc_dtype)
+        lengths, right = [a.shape[s.axis] for s in contraction.sliding], None if phases else b_mask
 
-        product = in_phases(phases, multiply, a, b, contraction, zeros, sizes)
-        met = [x for x, mask in ((b, a_mask), (a, None if phases else b_mask)) if mask is not None]
-        if not dtype.is_float or not met:
-            return product
-        text = described(contraction, sizes, zeros, exact=self.bitexact)
-        return without_padding(product, a, b, (a_mask, b_mask), met, dtype, text)
+        def multiply(x: Value, y: Value, zeros: Sequence[int], sizes: Mapping[int, int]) -> Value:
+            padding = Padding(contraction, sizes, zeros, lengths, dtype, self.bitexact, a_mask, right)
+            return lax_convolution.convolve(self._rounding, x, y, contraction, zeros, sizes, dtype, acc_dtype, padding.correct)
+
+        return in_phases(phases, multiply, a, b, contraction, zeros, sizes)
 
     def positions(self, shape: Sequence[int], axis: int) -> Value:
         """Positions along an axis."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,29 +17,50 @@ import jax.numpy as jnp
 from jax import lax
 
 from tpuflow.device.fast.lax_rounding import widen
-from tpuflow.device.fast.padded_product import padded_product
+from tpuflow.device.fast.padded_product import described, padded_product
 from tpuflow.dtypes import F32, DType
+from tpuflow.isa.contraction import Contraction
 
 Value = Any
 Mask = Callable[[], Value]
 """() -> pred of an operand's rank, axes of size 1 broadcast: true where it has elements, false in its padding."""
 
 
-def without_padding(
-    product: Value, a: Value, b: Value, masks: tuple[Mask | None, Mask | None], met: Sequence[Value], dtype: DType, text: str
-) -> Value:
-    """`product`, in f32, but without the products of padding if zeros of it may have met infinities or NaN.
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """The padding of a product's operands of `dtype`: `whole` with `sizes` and `low_padding` as `lax_convolution.convolve` takes them.
 
-    a, b: its operands, of `dtype`; masks: of a and of b (None: no padding); met: the operands that zeros of the other's padding have met;
-    text: what `padded_product.described` says of it.
+    `a_mask`, `b_mask`: where there are elements of `a`, whose sliding axes have these `lengths`, and of b (None: everywhere). `exact`: the
+    sums of products are the matrix unit's.
     """
 
-    def again(_: tuple[Value, Value]) -> tuple[Value, Value]:
-        elements = [jnp.ones((1,) * x.ndim, jnp.bool_) if mask is None else mask() for x, mask in zip((a, b), masks, strict=True)]
-        return jnp.zeros((), jnp.bool_), padded_product(text, jax.ShapeDtypeStruct(product.shape, product.dtype), a, b, *elements)
+    whole: Contraction
+    sizes: Mapping[int, int]
+    low_padding: Sequence[int]
+    lengths: Sequence[int]
+    dtype: DType
+    exact: bool
+    a_mask: Mask | None = None
+    b_mask: Mask | None = None
 
-    needed = _may_be_not_finite(product, met, dtype)
-    return lax.while_loop(lambda state: state[0], again, (needed, product))[1]  # not a `cond`: the product is updated in place
+    def correct(self, product: Value, a: Value, b: Value, labels: Contraction) -> Value:
+        """The f32 product, but without the products of padding if zeros of it may have met infinities or NaN."""
+        met = [x for x, mask in ((b, self.a_mask), (a, self.b_mask)) if mask is not None]
+        if not met or not self.dtype.is_float:
+            return product
+        text = described(labels, self.sizes, self.lengths, self.low_padding, exact=self.exact)
+
+        def again(_: tuple[Value, Value]) -> tuple[Value, Value]:
+            masks = _elements(self.a_mask, self.whole.lhs, labels.lhs), _elements(self.b_mask, self.whole.rhs, labels.rhs)
+            return jnp.zeros((), jnp.bool_), padded_product(text, jax.ShapeDtypeStruct(product.shape, product.dtype), a, b, *masks)
+
+        needed = _may_be_not_finite(product, met, self.dtype)
+        return lax.while_loop(lambda state: state[0], again, (needed, product))[1]  # not a `cond`: the product is updated in place
+
+
+def _elements(mask: Mask | None, labels: Sequence[int], order: Sequence[int]) -> Value:
+    """A mask, with its axes in another order."""
+    return jnp.ones((1,) * len(order), jnp.bool_) if mask is None else lax.transpose(mask(), [labels.index(x) for x in order])
 
 
 def _may_be_not_finite(product: Value, met: Sequence[Value], dtype: DType) -> Value:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tpuflow.device.fast.lax_convolution import stretch
 from tpuflow.dtypes import F16, F32
 from tpuflow.isa import numpy_matmul
 from tpuflow.isa.contraction import Contraction, SlidingAxis
@@ -25,35 +24,47 @@ MOST_FACTORS = 1 << 25
 """Numbers of an operand, as patches, at once: the product makes some ten arrays of so many."""
 
 
-def described(whole: Contraction, sizes: Mapping[int, int], low_padding: Sequence[int], *, exact: bool) -> str:
-    """A product as the text of a foreign call. exact: its sums are the matrix unit's, else of f32 in any order."""
+def stretch(n: int, reach: int, zeros: int) -> tuple[int, int, tuple[int, int]]:
+    """What patches that reach so far see of an axis of n elements after `zeros` zeros (fewer than none leave out the first elements):
+    (first, last) elements, and the zeros before and after them."""
+    first = min(max(0, -zeros), n)
+    last = min(max(reach - zeros, first), n)
+    low = min(max(0, zeros), reach)
+    return first, last, (low, reach - low - (last - first))
+
+
+def described(whole: Contraction, sizes: Mapping[int, int], lengths: Sequence[int], low_padding: Sequence[int], *, exact: bool) -> str:
+    """A product as the text of a foreign call; sizes: of the labels of sliding axes; lengths and low padding of each of these axes, as
+    `stretch` takes them. exact: its sums are the matrix unit's, else of f32 in any order."""
     sliding = [dataclasses.astuple(s) for s in whole.sliding]
-    lengths = [[label, sizes[label]] for outer, s in whole.outer.items() for label in (outer, s.label)]
-    fields = {"lhs": whole.lhs, "rhs": whole.rhs, "out": whole.out, "sliding": sliding, "sizes": lengths, "zeros": list(low_padding)}
-    return json.dumps({**fields, "exact": exact})
+    seen = [
+        (s.reach(sizes[whole.lhs[s.axis]], sizes[s.label]), n, zeros)
+        for s, n, zeros in zip(whole.sliding, lengths, low_padding, strict=True)
+    ]
+    used = [(label, sizes[label]) for outer, s in whole.outer.items() for label in (outer, s.label)]
+    fields = {"lhs": whole.lhs, "rhs": whole.rhs, "out": whole.out, "sliding": sliding, "sizes": used, "seen": seen, "exact": exact}
+    return json.dumps(fields)
 
 
 def _padded_product(text: str, a: Array, b: Array, a_mask: Array, b_mask: Array) -> Array:
-    """f32: the product of float carriers and of masks that broadcast to them, true at elements."""
+    """f32: the product of float carriers: of what patches see of `a`, and b. Masks broadcast to the whole operands, true at elements."""
     fields = json.loads(text)
     whole = Contraction(*(tuple(fields[side]) for side in ("lhs", "rhs", "out")), tuple(SlidingAxis(*s) for s in fields["sliding"]))
     sizes = dict(fields["sizes"])
-    a_mask, b_mask = np.broadcast_to(a_mask, a.shape), np.broadcast_to(b_mask, b.shape)
-    for s, zeros in zip(whole.sliding, fields["zeros"], strict=True):
-        a, a_mask = (_stretched(x, s.axis, s.reach(sizes[whole.lhs[s.axis]], sizes[s.label]), zeros) for x in (a, a_mask))
+    lengths = {s.axis: n for s, (_, n, _) in zip(whole.sliding, fields["seen"], strict=True)}
+    a_mask = np.broadcast_to(a_mask, [lengths.get(axis, n) for axis, n in enumerate(a.shape)])
+    b_mask = np.broadcast_to(b_mask, b.shape)
+    for s, (reach, n, zeros) in zip(whole.sliding, fields["seen"], strict=True):
+        first, last, around = stretch(n, reach, zeros)
+        margins = [around if axis == s.axis else (0, 0) for axis in range(a.ndim)]
+        a_mask = np.pad(a_mask[(*(slice(None),) * s.axis, slice(first, last))], margins)
+        a = np.pad(a, margins)
     left = [whole.patches(x, sizes, numpy_matmul.patches) for x in (a, a_mask)]
     return _in_parts(left, [b, b_mask], whole.of_patches(), exact=fields["exact"])
 
 
 padded_product = foreign_call("tpuflow.padded_product", _padded_product)
-"""(text of `described`, type of the result, a, b, mask of a, mask of b) -> the product, traced."""
-
-
-def _stretched(x: Array, axis: int, reach: int, zeros: int) -> Array:
-    """What the patches see of an axis, with zeros (false) in its padding."""
-    first, last, around = stretch(x.shape[axis], reach, zeros)
-    margins = [around if i == axis else (0, 0) for i in range(x.ndim)]
-    return np.pad(x[(*(slice(None),) * axis, slice(first, last))], margins)
+"""(text of `described`, type of the result, a, b, mask of a, mask of b) -> the product, traced; a: the elements that patches see."""
 
 
 def _in_parts(left: Sequence[Array], right: Sequence[Array], product: Contraction, *, exact: bool) -> Array:
