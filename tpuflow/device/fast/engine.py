@@ -32,6 +32,10 @@ from tpuflow.jaxprs.processes import peers
 # Algebraic simplification would change results (`(x * 1.1) * 1.3`, `x / 3`, fp16 overflow that must stay infinite). Without it
 # the reshape mover never comes to an end: it wraps every transpose in hundreds of others.
 #
+# Optimization barriers stay (the pass that takes them away is called cse_barrier_expander): XLA fuses nothing through them, and they take
+# neither time nor a kernel. But XLA:CPU cannot have them in small loops, which it makes one function each unless small-while-loop-hoisting
+# is off; a trip of a tiny loop then takes 50 ns instead of 30.
+#
 # Of YNNPACK's loops XLA:CPU is to take those of dots, and natively of convolutions with small kernels (`YNNPACK_CONVOLUTIONS`): its maxima
 # and minima lose NaN, its sums the sign of -0.
 #
@@ -39,7 +43,7 @@ from tpuflow.jaxprs.processes import peers
 # bf16, whose roundings are integer operations, 0.91 for a softmax, 0.97 for passes over float64 sums; what waits for memory is the same.
 _YNNPACK = "xla_cpu_experimental_ynn_fusion_type"
 COMPILER_OPTIONS: dict[str, Any] = {
-    "xla_disable_hlo_passes": "algsimp,reshape-mover",
+    "xla_disable_hlo_passes": "algsimp,reshape-mover,cse_barrier_expander,small-while-loop-hoisting",
     _YNNPACK: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
     "xla_cpu_prefer_vector_width": 512,
 }

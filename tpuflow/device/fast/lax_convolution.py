@@ -25,7 +25,7 @@ from jax import lax
 from tpuflow.device.fast import lax_matmul
 from tpuflow.device.fast.lane_by_lane import convolution
 from tpuflow.device.fast.lax_reduce import reduced
-from tpuflow.device.fast.lax_rounding import Rounding, widen
+from tpuflow.device.fast.lax_rounding import Rounding, materialized, widen
 from tpuflow.device.fast.padded_product import stretch
 from tpuflow.dtypes import DType
 from tpuflow.isa.contraction import Contraction
@@ -134,20 +134,20 @@ def _convolution(
     length = dict(zip(whole.lhs, a.shape, strict=True)) | dict(zip(whole.rhs, b.shape, strict=True))
     images, channels = _images(whole), _channels(whole)
     groups, features = tuple(x for x in whole.lhs if x in whole.batch), tuple(x for x in whole.rhs if x in whole.columns)
-    lhs, lhs_labels = _turned(a, whole.lhs, (*images, *outer, *groups, *channels))
-    rhs, rhs_labels = _turned(b, whole.rhs, (*(s.label for s in sliding), *channels, *groups, *features))
+    left, right = (*images, *outer, *groups, *channels), (*(s.label for s in sliding), *channels, *groups, *features)
+    lhs, rhs = _turned(a, whole.lhs, left), _turned(b, whole.rhs, right)
+    x = materialized(_merged(lhs, [len(images), *[1] * len(outer), len(groups) + len(channels)]))
+    y = materialized(_merged(rhs, [*[1] * len(outer), len(channels), len(groups) + len(features)]))
     spatial = "".join(itertools.islice("DHW", len(sliding)))
     product = convolution(
-        _merged(lhs, [len(images), *[1] * len(outer), len(groups) + len(channels)]),
-        _merged(rhs, [*[1] * len(outer), len(channels), len(groups) + len(features)]),
-        [s.stride for s in sliding], [around[s.axis] for s in sliding], rhs_dilation=[s.dilation for s in sliding],
+        x, y, [s.stride for s in sliding], [around[s.axis] for s in sliding], rhs_dilation=[s.dilation for s in sliding],
         dimension_numbers=(f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"), feature_group_count=math.prod(length[x] for x in groups),
         preferred_element_type=jnp.float32,
     )  # fmt: skip
     order = (*images, *outer, *groups, *features)
     product = lax.reshape(product, [sizes[x] if x in whole.outer else length[x] for x in order])
-    moved = tuple(replace(s, axis=lhs_labels.index(whole.lhs[s.axis])) for s in whole.sliding)
-    product = correct(product, lhs, rhs, Contraction(lhs_labels, rhs_labels, order, moved))
+    moved = tuple(replace(s, axis=left.index(whole.lhs[s.axis])) for s in whole.sliding)
+    product = correct(product, lax.reshape(x, lhs.shape), lax.reshape(y, rhs.shape), Contraction(left, right, order, moved))
     return lax.transpose(product, [order.index(x) for x in whole.out])
 
 
@@ -191,8 +191,8 @@ def _by_element(a: Value, b: Value, whole: Contraction) -> Value:
     return lax.expand_dims(turned, [whole.out.index(x) for x in whole.columns])
 
 
-def _turned(x: Value, labels: Axes, order: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
-    return lax.transpose(x, [list(labels).index(label) for label in order]), order
+def _turned(x: Value, labels: Axes, order: Axes) -> Value:
+    return lax.transpose(x, [list(labels).index(label) for label in order])
 
 
 def _merged(x: Value, counts: Sequence[int]) -> Value:

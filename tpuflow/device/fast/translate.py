@@ -21,6 +21,7 @@ from tpuflow.device.fast.host_callback import call_host
 from tpuflow.device.fast.kernel import translate_kernel
 from tpuflow.device.fast.lane_by_lane import picked
 from tpuflow.device.fast.lanes import Lanes
+from tpuflow.device.fast.lax_rounding import materialized
 from tpuflow.device.fast.liveness import AGAIN, CALLED, WORK, Key, Liveness, Step
 from tpuflow.device.fast.repeated_kernels import RepeatedKernels
 from tpuflow.device.fast.shapes import covers
@@ -201,7 +202,7 @@ class _Run:
         for b in read & written & self.overwritten & env.keys():
             source, results = env.get(("read", b), (None, ()))
             if source is env[b] and source.size >= COPIED_ELEMS:  # XLA copies what it may overwrite if it may be read later
-                arrays[b] = self.ar.after(source, results, self.t.lanes.alike)
+                arrays[b] = materialized(source, results)
         hbm = {b: self.ar.take(array, self.program.buffers[b].dtype) for b, array in arrays.items()}
         if self.t.repeated is not None:
             new, tier = self.t.repeated.translate(kernel, hbm, self.ar, self.zero, self.resting, read_later)
