@@ -7,7 +7,11 @@ they go.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
+import math
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -104,19 +108,44 @@ class _Frame(ctypes.Structure):
     ]
 
 
+_under_way: deque[Any] = deque()
+
+
+def wait_at_exit(result: Any) -> None:
+    """Have the process wait before it ends for the execution that this is a result of, if it has foreign calls: Python would end XLA's
+    thread in such a call by unwinding its stack, which aborts the process. What is done is forgotten when this is called the next time."""
+    if not _under_way:
+        atexit.register(_wait)  # the first time, and so before JAX takes its devices down
+    with contextlib.suppress(IndexError):  # another thread was here first
+        while _under_way[0].is_ready():
+            _under_way.popleft()
+    _under_way.append(result)
+
+
+def _wait() -> None:
+    while _under_way:
+        with contextlib.suppress(Exception):  # that it has failed is for whoever looks at its results
+            _under_way.popleft().block_until_ready()
+
+
 _Handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Frame))
-_handlers: dict[str, Any] = {}
+_functions: dict[str, Function] = {}
+_handlers: list[Any] = []
 
 
 def foreign_call(name: str, function: Function) -> Callable[..., Any]:
-    """Registers a function under a name of its own in this process; returns (text, type of the result, *arrays) -> the result, traced.
+    """Registers a function under a name in this process; returns (text, type of the result, *arrays) -> the result, traced.
 
-    An error in the function fails the execution, with its text. Under `vmap` the function is called for each lane by itself.
+    An error in the function fails the execution, with its text. Under `vmap` the function is called for each lane by itself. A function of
+    the same name takes the place of the one before.
     """
-    _handlers[name] = handler = _Handler(lambda frame: _handle(function, frame.contents))
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    jax.ffi.register_ffi_target(name, new(ctypes.cast(handler, ctypes.c_void_p), None, None), platform="cpu")
+    if name not in _functions:
+        handler = _Handler(lambda frame: _handle(_functions[name], frame.contents))
+        _handlers.append(handler)
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        jax.ffi.register_ffi_target(name, new(ctypes.cast(handler, ctypes.c_void_p), None, None), platform="cpu")
+    _functions[name] = function
 
     def call(text: str, result: jax.ShapeDtypeStruct, *arrays: Any) -> Any:
         return jax.ffi.ffi_call(name, result, vmap_method="sequential")(*arrays, text=text)
@@ -146,7 +175,7 @@ def _handle(function: Function, frame: _Frame) -> int | None:
 def _view(buffer: _Buffer) -> Array:
     dtype = np.dtype(_TYPES[buffer.type])
     shape = tuple(buffer.shape[n] for n in range(buffer.rank))
-    count = int(np.prod(shape, dtype=int))
-    if not count:
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
         return np.empty(shape, dtype)
-    return np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(buffer.data), dtype).reshape(shape)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(buffer.data)).view(dtype).reshape(shape)

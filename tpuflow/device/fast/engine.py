@@ -26,6 +26,7 @@ from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import jits_nothing
 from tpuflow.jaxprs.executables import can_keep
+from tpuflow.jaxprs.foreign_calls import wait_at_exit
 from tpuflow.jaxprs.persistent import kept_entries
 from tpuflow.jaxprs.processes import peers
 
@@ -192,7 +193,7 @@ class _Executable:
         self.keeps = [k for k in stage.takes if k not in stage.donates]
         self._ports = [i for i, k in enumerate(self.donates) if not isinstance(k, int) and k[0] == "outfeed"]
         outputs = len(translation.program.outputs) if stage.final else 0
-        self._run = jit(self._flat, options, self._sizes, (outputs, len(stage.gives)))
+        self._run = jit(self._flat, options, self._sizes, (outputs, len(stage.gives), int(translation.calls_numpy)))
         self._zero = host.scalar(np.zeros((), np.int32))
         self._counts = WORK in stage.takes
         """Whether it counts work: else its `budget` argument is None, as its number of trips is if it is no loop."""
@@ -214,8 +215,12 @@ class _Executable:
         """Launch as one executable even under `jax.disable_jit`, which is about the user's functions, not the device's arithmetic."""
         if jits_nothing():
             with jax.disable_jit(False):
-                return self._run(self._zero, trips, donated, kept, infeeds, budget)
-        return self._run(self._zero, trips, donated, kept, infeeds, budget)
+                outputs, given, done = self._run(self._zero, trips, donated, kept, infeeds, budget)
+        else:
+            outputs, given, done = self._run(self._zero, trips, donated, kept, infeeds, budget)
+        for x in done:
+            wait_at_exit(x)
+        return outputs, given
 
     def translate(self, feeds: Sequence[Any], capacity: int) -> Any:
         """Translate for arguments of these shapes."""
@@ -243,14 +248,23 @@ class _Executable:
 
     def _flat(
         self, zero: Any, trips: Any, donated: list[Any], kept: list[Any], infeeds: list[Any], budget: Any
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """(the Program's outputs, the arrays of `gives`, if it may call the host's arithmetic a number that tells when it is done)."""
+
         def run(zero: Any, trips: Any, donated: list[Any], kept: list[Any], infeeds: list[Any], budget: Any) -> Any:
             arrays = {**dict(zip(self.donates, donated, strict=True)), **dict(zip(self.keeps, kept, strict=True))}
-            return self._translation(self._stage, zero, trips, arrays, infeeds, budget)
+            return *self._translation(self._stage, zero, trips, arrays, infeeds, budget), done(zero)
+
+        def done(zero: Any) -> list[Any]:
+            return [zero] if self._translation.calls_numpy else []
 
         program, lanes, none = self._translation.program, self._translation.lanes, NONE
         ins = (none, none, [*map(lanes.axes, self.donates)], [*map(lanes.axes, self.keeps)], [*map(cut_axes, program.infeeds)], none)
-        outs = ([lanes.axes(p.buffer) for p in program.outputs] if self._stage.final else [], [*map(lanes.axes, self._stage.gives)])
+        outs = (
+            [lanes.axes(p.buffer) for p in program.outputs] if self._stage.final else [],
+            [*map(lanes.axes, self._stage.gives)],
+            done(none),
+        )
         return lanes.mapped(run, ins, outs)(zero, trips, donated, kept, infeeds, budget)
 
 

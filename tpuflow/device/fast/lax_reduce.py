@@ -77,8 +77,8 @@ def _in_pieces(a: Value, axis: int, combine: Combine) -> Value:
     XLA:CPU fuses this into the loop that computes `a`, which is then never written to memory: sums of differences and their squares take 2
     ms instead of 7 for [51200, 64], 2.5 instead of 34 for [204800, 32]. It does not fuse more than 8 pieces, and small reductions gain
     nothing. If the axis has few rows, such as those of a batch, each row is a piece: XLA:CPU would go down each column and compute its
-    elements one by one, 20 us instead of 5 for 32 rows of 128 in a trip of a GRU's gradient. A reduction of rows is fused with what computes
-    them as it is; in pieces it takes as long, and three times as long to compile.
+    elements one by one, 20 us instead of 5 for 32 rows of 128 in a trip of a GRU's gradient. A reduction along the last axis is fused with
+    what computes it as it is; in pieces it takes as long, and three times as long to compile.
     """
     n = a.shape[axis]
     if axis == a.ndim - 1:

@@ -49,7 +49,8 @@ def described(whole: Contraction, sizes: Mapping[int, int], lengths: Sequence[in
 def _padded_product(text: str, a: Array, b: Array, a_mask: Array, b_mask: Array) -> Array:
     """f32: the product of float carriers: of what patches see of `a`, and b. Masks broadcast to the whole operands, true at elements."""
     fields = json.loads(text)
-    whole = Contraction(*(tuple(fields[side]) for side in ("lhs", "rhs", "out")), tuple(SlidingAxis(*s) for s in fields["sliding"]))
+    lhs, rhs, out = (tuple(fields[side]) for side in ("lhs", "rhs", "out"))
+    whole = Contraction(lhs, rhs, out, tuple(SlidingAxis(*s) for s in fields["sliding"]))
     sizes = dict(fields["sizes"])
     lengths = {s.axis: n for s, (_, n, _) in zip(whole.sliding, fields["seen"], strict=True)}
     a_mask = np.broadcast_to(a_mask, [lengths.get(axis, n) for axis, n in enumerate(a.shape)])
@@ -60,7 +61,8 @@ def _padded_product(text: str, a: Array, b: Array, a_mask: Array, b_mask: Array)
         a_mask = np.pad(a_mask[(*(slice(None),) * s.axis, slice(first, last))], margins)
         a = np.pad(a, margins)
     left = [whole.patches(x, sizes, numpy_matmul.patches) for x in (a, a_mask)]
-    return _in_parts(left, [b, b_mask], whole.of_patches(), exact=fields["exact"])
+    with np.errstate(all="ignore"):
+        return _in_parts(left, [b, b_mask], whole.of_patches(), exact=fields["exact"])
 
 
 padded_product = foreign_call("tpuflow.padded_product", _padded_product)

@@ -31,6 +31,7 @@ from tpuflow.dtypes import BF16, F16, F32
 from tpuflow.isa.collectives import KINDS, Await, Collective, Position, sizes_of
 from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import Window
+from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 
 COPIED_ELEMS = 2**16
@@ -42,6 +43,7 @@ class Translation:
     """A Program made ready for tracing.
 
     over: the devices that share its mesh, if there are several. tiers: fills with the tier of every kernel, by place, while it is traced.
+    calls_numpy: whether there may be calls of `padded_product` in it.
     """
 
     program: Program
@@ -58,6 +60,7 @@ class Translation:
         self.liveness = Liveness(whole, self.workload.numbers)
         self.packed = _packed(self.program, whole)
         self.picked = _picked(self.program)
+        self.calls_numpy = any(isinstance(i, MatmulAccumulate) and i.bounds for k in self.program.kernels() for i in k.instructions)
         self.repeated = None if self.program.mesh or self.bitexact else RepeatedKernels(self.program)
 
     def __call__(
