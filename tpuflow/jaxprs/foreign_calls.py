@@ -23,6 +23,7 @@ Function = Callable[..., Array]
 """(text, *arrays) -> the result: arrays are read-only views of XLA's own, valid during the call."""
 
 _METADATA = 1  # the type of the extension with which XLA asks what version a handler is for, instead of calling it
+_VERSION = 0, 1  # of the interface: the least that XLA takes, which has all that is used here
 _INTERNAL = 13  # the code of an error in the function
 _TYPES = {1: np.bool_, 2: np.int8, 3: np.int16, 4: np.int32, 6: np.uint8, 7: np.uint16, 8: np.uint32, 10: np.float16, 11: np.float32}
 """XLA's element types that NumPy has, by number."""
@@ -139,13 +140,14 @@ def foreign_call(name: str, function: Function) -> Callable[..., Any]:
     An error in the function fails the execution, with its text. Under `vmap` the function is called for each lane by itself. A function of
     the same name takes the place of the one before.
     """
-    if name not in _functions:
-        handler = _Handler(lambda frame: _handle(_functions[name], frame.contents))
+    known = name in _functions
+    _functions[name] = function
+    if not known:
+        handler = _Handler(lambda frame: _handle(name, frame.contents))
         _handlers.append(handler)
         new = ctypes.pythonapi.PyCapsule_New
         new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
         jax.ffi.register_ffi_target(name, new(ctypes.cast(handler, ctypes.c_void_p), None, None), platform="cpu")
-    _functions[name] = function
 
     def call(text: str, result: jax.ShapeDtypeStruct, *arrays: Any) -> Any:
         return jax.ffi.ffi_call(name, result, vmap_method="sequential")(*arrays, text=text)
@@ -153,23 +155,22 @@ def foreign_call(name: str, function: Function) -> Callable[..., Any]:
     return call
 
 
-def _handle(function: Function, frame: _Frame) -> int | None:
+def _handle(name: str, frame: _Frame) -> int | None:
     """What XLA calls: the address of an error, or None."""
-    api = frame.api.contents
     if frame.extension and frame.extension.contents.type == _METADATA:
         version = frame.extension.contents.metadata.contents.version
-        version.major, version.minor = api.version.major, api.version.minor
+        version.major, version.minor = _VERSION
         return None
     try:
         text = frame.attributes.each[0].contents
         arrays = [_view(frame.arguments.each[n].contents) for n in range(frame.arguments.count)]
         for x in arrays:
             x.flags.writeable = False
-        _view(frame.results.each[0].contents)[...] = function(ctypes.string_at(text.data, text.length).decode(), *arrays)
+        _view(frame.results.each[0].contents)[...] = _functions[name](ctypes.string_at(text.data, text.length).decode(), *arrays)
         return None
     except BaseException as problem:
         message = f"{type(problem).__name__}: {problem}".encode()
-        return api.failed(ctypes.byref(_Failure(ctypes.sizeof(_Failure), None, message, _INTERNAL)))
+        return frame.api.contents.failed(ctypes.byref(_Failure(ctypes.sizeof(_Failure), None, message, _INTERNAL)))
 
 
 def _view(buffer: _Buffer) -> Array:
