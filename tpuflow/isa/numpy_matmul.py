@@ -16,11 +16,15 @@ from tpuflow.isa.numpy_rounding import Array, canonical, narrow, widen
 SLACK = 2.1 * 2.0**-53
 _PRODUCTS_AT_ONCE = 1 << 22
 
+Multiply = Callable[[Array, Array], Array]
+"""f32 [B, M, K], f32 [B, K, N] -> f32 [B, M, N]."""
+
 
 def matmul(
-    a: Array, b: Array, contraction: Contraction, dtype: DType, acc: DType, a_mask: Array | None = None, b_mask: Array | None = None
-) -> Array:
-    """See `Arithmetic.matmul`."""
+    a: Array, b: Array, contraction: Contraction, dtype: DType, acc: DType, a_mask: Array | None = None, b_mask: Array | None = None,
+    multiply: Multiply | None = None,
+) -> Array:  # fmt: skip
+    """See `Arithmetic.matmul`; multiply: of finite floats, instead of the matrix unit's own."""
     batch, rows, columns, contracted = contraction.roles
     sizes = contraction.by_label(a.shape, b.shape)
 
@@ -34,7 +38,7 @@ def matmul(
         factors = widen(left(a), dtype), widen(right(b), dtype)
         masked = _padding_matters(factors[1], a_mask) or _padding_matters(factors[0], b_mask)
         masks = _expanded(a_mask, a, left), _expanded(b_mask, b, right)
-        product = _masked_product(*factors, *masks) if masked else _ordered(*factors)
+        product = _masked_product(*factors, *masks, multiply or _ordered) if masked else (multiply or _ordered)(*factors)
     else:
         product = _modular(left(a), right(b), acc)
     order = (*batch, *rows, *columns)
@@ -61,14 +65,15 @@ def _padding_matters(other: Array, mask: Array | None) -> bool:
     return mask is not None and not mask.all() and not np.isfinite(other).all()
 
 
-def _masked_product(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None) -> Array:
+def _masked_product(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None, multiply: Multiply) -> Array:
     """The product without the zeros of the padding: of the finite factors, then the sums that infinities and NaN make infinite or NaN."""
-    product = _ordered(np.where(np.isfinite(a), a, 0), np.where(np.isfinite(b), b, 0))
+    product = multiply(np.where(np.isfinite(a), a, 0), np.where(np.isfinite(b), b, 0))
     left, right = _classes(a, a_mask), _classes(b, b_mask)
     non_finite = np.zeros(product.shape, np.float32)
     for row in NON_FINITE_PRODUCTS:
-        found = np.matmul(_indicator(row.a, a, left), _indicator(row.b, b, right)) > 0
-        non_finite = np.where(found, non_finite + np.float32(row.product), non_finite)
+        of_a, of_b = _indicator(row.a, a, left), _indicator(row.b, b, right)
+        if of_a.any() and of_b.any():
+            non_finite = np.where(np.matmul(of_a, of_b) > 0, non_finite + np.float32(row.product), non_finite)
     return np.where(non_finite == 0, product, canonical(non_finite))
 
 

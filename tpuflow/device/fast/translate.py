@@ -21,6 +21,7 @@ from tpuflow.device.fast.host_callback import call_host
 from tpuflow.device.fast.kernel import translate_kernel
 from tpuflow.device.fast.lane_by_lane import picked
 from tpuflow.device.fast.lanes import Lanes
+from tpuflow.device.fast.lax_rounding import materialized
 from tpuflow.device.fast.liveness import AGAIN, CALLED, WORK, Key, Liveness, Step
 from tpuflow.device.fast.repeated_kernels import RepeatedKernels
 from tpuflow.device.fast.shapes import covers
@@ -30,6 +31,7 @@ from tpuflow.dtypes import BF16, F16, F32
 from tpuflow.isa.collectives import KINDS, Await, Collective, Position, sizes_of
 from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import Window
+from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 
 COPIED_ELEMS = 2**16
@@ -41,6 +43,7 @@ class Translation:
     """A Program made ready for tracing.
 
     over: the devices that share its mesh, if there are several. tiers: fills with the tier of every kernel, by place, while it is traced.
+    calls_numpy: whether there may be calls of `padded_product` in it.
     """
 
     program: Program
@@ -57,6 +60,7 @@ class Translation:
         self.liveness = Liveness(whole, self.workload.numbers)
         self.packed = _packed(self.program, whole)
         self.picked = _picked(self.program)
+        self.calls_numpy = any(isinstance(i, MatmulAccumulate) and i.bounds for k in self.program.kernels() for i in k.instructions)
         self.repeated = None if self.program.mesh or self.bitexact else RepeatedKernels(self.program)
 
     def __call__(
@@ -201,7 +205,7 @@ class _Run:
         for b in read & written & self.overwritten & env.keys():
             source, results = env.get(("read", b), (None, ()))
             if source is env[b] and source.size >= COPIED_ELEMS:  # XLA copies what it may overwrite if it may be read later
-                arrays[b] = self.ar.after(source, results, self.t.lanes.alike)
+                arrays[b] = materialized(source, results)
         hbm = {b: self.ar.take(array, self.program.buffers[b].dtype) for b, array in arrays.items()}
         if self.t.repeated is not None:
             new, tier = self.t.repeated.translate(kernel, hbm, self.ar, self.zero, self.resting, read_later)
