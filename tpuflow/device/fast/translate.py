@@ -17,6 +17,7 @@ from tpuflow.device.budget import Workload
 from tpuflow.device.fast import liveness
 from tpuflow.device.fast.arithmetic import LaxArithmetic, words
 from tpuflow.device.fast.cuts import Stage
+from tpuflow.device.fast.fourier import multiplies_roots
 from tpuflow.device.fast.host_callback import call_host
 from tpuflow.device.fast.kernel import translate_kernel
 from tpuflow.device.fast.lane_by_lane import picked
@@ -58,6 +59,8 @@ class Translation:
         self.packed = _packed(self.program, whole)
         self.picked = _picked(self.program)
         self.repeated = None if self.program.mesh or self.bitexact else RepeatedKernels(self.program)
+        self.transforms = not (self.program.mesh or self.program.functions or self.bitexact) and multiplies_roots(self.program)
+        """Whether Fourier transforms are looked for in what is traced (`fourier.with_transforms`)."""
 
     def __call__(
         self, stage: Stage, zero: Any, trips: Any, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: Any
