@@ -14,9 +14,9 @@ import numpy as np
 from tpuflow.device.budget import Budget
 from tpuflow.device.fast.cuts import Cuts, HostLoop, Segment, Stage
 from tpuflow.device.fast.execution import Counting, Execution, Pace, open_outfeed
-from tpuflow.device.fast.fourier import with_transforms
 from tpuflow.device.fast.host import DEFAULT, Host, Sizes
 from tpuflow.device.fast.liveness import CALLED, WORK, Key
+from tpuflow.device.fast.rewriting import with_replacements
 from tpuflow.device.fast.stored_executables import CachedFunction
 from tpuflow.device.fast.translate import Translation
 from tpuflow.device.limits import occupied_bytes
@@ -249,7 +249,8 @@ class _Executable:
         ins = (none, none, [*map(lanes.axes, self.donates)], [*map(lanes.axes, self.keeps)], [*map(cut_axes, program.infeeds)], none)
         outs = ([lanes.axes(p.buffer) for p in program.outputs] if self._stage.final else [], [*map(lanes.axes, self._stage.gives)])
         mapped = lanes.mapped(run, ins, outs)
-        return (with_transforms(mapped) if self._translation.transforms else mapped)(zero, trips, donated, kept, infeeds, budget)
+        finders = self._translation.finders
+        return (with_replacements(mapped, finders) if finders else mapped)(zero, trips, donated, kept, infeeds, budget)
 
 
 def _stages(segments: Sequence[Segment]) -> list[Stage]:

@@ -9,27 +9,24 @@ are added, is not finite either, and the products are made after all.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpuflow.device.fast.samples import NotLinear, Sample, Variable, constant, multiplies, result, source
+from tpuflow.device.fast.rewriting import Env, Variable, bound
+from tpuflow.device.fast.samples import NotLinear, Sample, constant, multiplies, result, source
 from tpuflow.dtypes import F32
 from tpuflow.isa.dma import Load
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Copy, Program
 from tpuflow.isa.program import walk as blocks_of
-from tpuflow.jaxprs.bind import bind_again
-from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, in_place_of, jaxpr_as_fun
-from tpuflow.jaxprs.walk import array_of
+from tpuflow.jaxprs.compat import Equation, Jaxpr, Literal
 
 LEAST_PRODUCTS, LEAST_ELEMS = 2, 2**13
 """What transforms are worth it, in products and in elements: [64, 160] takes 0.09 ms either way, [8, 256] 0.05 by products and 0.08 so."""
@@ -50,7 +47,7 @@ class Transform:
     results: Mapping[Variable, int]
     equations: tuple[Equation, ...]
 
-    def values(self, env: Mapping[Variable, Any]) -> dict[Variable, Any]:
+    def values(self, env: Env) -> dict[Variable, Any]:
         """The results as XLA:CPU's transform makes them, or, if a row has a number that is not finite, as the equations do."""
         given = {p: env[p].reshape(self.rows, -1) for p in self.parts if p is not None}
         found = self._transformed(given, next(iter(self.results)).aval.size // self.rows)
@@ -75,10 +72,10 @@ class Transform:
             found = lax.fft(numbers, "FFT", (numbers.shape[1],))
         return lax.slice_in_dim(found, 0, count, axis=1)
 
-    def _made(self, env: Mapping[Variable, Any]) -> dict[Variable, Any]:
+    def _made(self, env: Env) -> dict[Variable, Any]:
         here = dict(env)
         for equation in self.equations:
-            here.update(_bound(equation, here))
+            here.update(bound(equation, here))
         return here
 
 
@@ -103,69 +100,9 @@ def _could_be_roots(data: bytes) -> bool:
     return bool(numbers.size > 1 and numbers.max() == 1 and ((numbers > 0) & (numbers < 1)).any())
 
 
-def with_transforms(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the transforms that are found in it made by XLA."""
-
-    @functools.wraps(function)
-    def rewritten(*arguments: Any) -> Any:
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        made = jaxpr_as_fun(_rewritten(closed, {}))(*jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(shapes), made)
-
-    return rewritten
-
-
-def _rewritten(closed: ClosedJaxpr, known: dict[Variable, Sample]) -> ClosedJaxpr:
-    """A jaxpr with its transforms, and those in its loops and branches, made by XLA; the same one if there are none.
-
-    known: the samples of inputs that are constants.
-    """
-    jaxpr = closed.jaxpr
-    samples = known | {v: s for v, c in zip(jaxpr.constvars, closed.consts, strict=True) if (s := constant(v, c)) is not None}
-    transforms = _transforms(jaxpr, samples)
-    inner = {id(e): found for e in jaxpr.eqns if (found := dict(_inside(e, samples)))}
-    if not transforms and not inner:
-        return closed
-
-    def evaluated(*arguments: Any) -> list[Any]:
-        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *arguments), strict=True))
-        for equation in jaxpr.eqns:
-            if (transform := transforms.get(equation.outvars[0])) is None:
-                env.update(_bound(equation, env, **inner.get(id(equation), {})))
-            elif equation.outvars[0] not in env:
-                env.update(transform.values(env))
-        return [array_of(v, v.val) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
-
-    return jax.make_jaxpr(evaluated)(*closed.in_avals)
-
-
-def _bound(equation: Equation, env: Mapping[Variable, Any], **overrides: Any) -> Iterator[tuple[Variable, Any]]:
-    with in_place_of(equation):
-        operands = [array_of(v, v.val) if isinstance(v, Literal) else env[v] for v in equation.invars]
-        return zip(equation.outvars, bind_again(equation, operands, **overrides), strict=True)
-
-
-def _inside(equation: Equation, samples: Mapping[Variable, Sample]) -> Iterator[tuple[str, Any]]:
-    """The parameters of a loop or a choice in which transforms were found, with these made by XLA."""
-
-    def rewritten(closed: ClosedJaxpr, operands: Sequence[Any]) -> ClosedJaxpr:
-        known = {v: samples[o] for v, o in zip(closed.jaxpr.invars, operands, strict=False) if o in samples and not samples[o].sources}
-        return _rewritten(closed, known)
-
-    params = equation.params
-    if equation.primitive.name == "while":
-        first = params["cond_nconsts"]
-        body = rewritten(params["body_jaxpr"], equation.invars[first : first + params["body_nconsts"]])
-        if body is not params["body_jaxpr"]:
-            yield "body_jaxpr", body
-    if equation.primitive.name == "cond":
-        branches = tuple(rewritten(branch, equation.invars[1:]) for branch in params["branches"])
-        if any(x is not y for x, y in zip(branches, params["branches"], strict=True)):
-            yield "branches", branches
-
-
-def _transforms(jaxpr: Jaxpr, samples: dict[Variable, Sample]) -> dict[Variable, Transform]:
-    """The transforms of a jaxpr by each of their results; adds the samples of what it computes to those of its constants."""
+def transforms(jaxpr: Jaxpr, constants: Env) -> dict[Variable, Transform]:
+    """The transforms of a jaxpr, by each of their results."""
+    samples = {v: s for v, x in constants.items() if (s := constant(v, x)) is not None}
     sources: dict[Variable, Sample] = {}
     spectra: dict[Parts, np.ndarray] = {}
     hits: dict[tuple[frozenset[Variable], int, int], dict[Variable, dict[Parts, int]]] = defaultdict(dict)

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from tpuflow.device.fast.rewriting import Variable
 from tpuflow.jaxprs.compat import Equation, opened
 from tpuflow.jaxprs.walk import walk
 
-Variable = Any
-"""A variable of a jaxpr, as a key."""
 ROWS = 2
 """How many rows of an array are sampled."""
 LARGEST = 2**21
