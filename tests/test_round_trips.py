@@ -97,3 +97,19 @@ def test_the_largest_numbers_are_taken_from_what_is_given(shape: tuple[int, ...]
     for a, b, c in zip(native, exact, reference, strict=True):
         np.testing.assert_array_equal(*(np.asarray(v).view(np.uint32) for v in (a, b)))
         np.testing.assert_array_equal(b, c)
+
+
+def _with_wide_numbers(x: Any) -> Any:
+    """With sorts, which go by 64-bit integers, beside what is replaced, and in a loop."""
+    largest, places = lax.top_k(x, 8)
+    rows = lax.fori_loop(0, 40, lambda _, x: jnp.sort(jnp.abs(jnp.fft.fft(x))) / 9, x)
+    return largest, places, jnp.argsort(x), rows
+
+
+def test_what_is_computed_in_64_bits_stays_so():
+    x = np.random.default_rng(0).standard_normal((64, 200)).astype(np.float32)
+    program = compile_function(_with_wide_numbers, (x,))
+    native, exact = (Executable(program, "fast", fidelity).launch([x])[0] for fidelity in ("native", "bitexact"))
+    for a, b in zip(native[:3], exact[:3], strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_allclose(native[3], exact[3], rtol=1e-4, atol=1e-5)

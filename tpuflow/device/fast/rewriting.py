@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import jax
 
+from tpuflow.device.fast.lax_rounding import x64
 from tpuflow.jaxprs.bind import bind_again
-from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, in_place_of, jaxpr_as_fun
+from tpuflow.jaxprs.compat import ClosedJaxpr, Equation, Jaxpr, Literal, in_place_of
 from tpuflow.jaxprs.walk import array_of
 
 Variable = Any
@@ -25,6 +27,7 @@ class Replacement(Protocol):
         ...
 
 
+_WIDE = ("int64", "uint64", "float64")
 Finder = Callable[[Jaxpr, Env], Mapping[Variable, Replacement]]
 """(a jaxpr, those of its variables that are constants) -> the replacements found in it, by each of their results."""
 
@@ -35,27 +38,31 @@ def with_replacements(function: Callable[..., Any], finders: Sequence[Finder]) -
     @functools.wraps(function)
     def replaced(*arguments: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        results = jaxpr_as_fun(_rewritten(closed, {}, finders))(*jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+        rewritten = _rewritten(closed, {}, finders)
+        if rewritten is None:
+            return function(*arguments)
+        return jax.tree.unflatten(jax.tree.structure(shapes), rewritten(*jax.tree.leaves(arguments)))
 
     return replaced
 
 
 def bound(equation: Equation, env: Env, **overrides: Any) -> Iterator[tuple[Variable, Any]]:
     """The results of an equation, traced anew with `overrides` in place of some of its parameters."""
-    with in_place_of(equation):
+    variables: list[Variable] = [*equation.invars, *equation.outvars]
+    wide = any(v.aval.dtype.name in _WIDE for v in variables)
+    with in_place_of(equation), x64() if wide else nullcontext():
         operands = [array_of(v, v.val) if isinstance(v, Literal) else env[v] for v in equation.invars]
         return zip(equation.outvars, bind_again(equation, operands, **overrides), strict=True)
 
 
-def _rewritten(closed: ClosedJaxpr, known: Env, finders: Sequence[Finder]) -> ClosedJaxpr:
-    """A jaxpr with its replacements; the same one if there are none. known: those of its inputs that are constants."""
+def _rewritten(closed: ClosedJaxpr, known: Env, finders: Sequence[Finder]) -> Callable[..., list[Any]] | None:
+    """A jaxpr as a function with its replacements; None if there are none. known: those of its inputs that are constants."""
     jaxpr = closed.jaxpr
     constants = {**known, **dict(zip(jaxpr.constvars, closed.consts, strict=True))}
     replacements = {v: r for find in finders for v, r in find(jaxpr, constants).items()}
     inner = {id(e): found for e in jaxpr.eqns if (found := dict(_inside(e, constants, finders)))}
     if not replacements and not inner:
-        return closed
+        return None
 
     def evaluated(*arguments: Any) -> list[Any]:
         env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *arguments), strict=True))
@@ -67,7 +74,7 @@ def _rewritten(closed: ClosedJaxpr, known: Env, finders: Sequence[Finder]) -> Cl
                 env.update(replacement.values(env))
         return [array_of(v, v.val) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
-    return jax.make_jaxpr(evaluated)(*closed.in_avals)
+    return evaluated
 
 
 def _inside(equation: Equation, constants: Env, finders: Sequence[Finder]) -> Iterator[tuple[str, Any]]:
@@ -75,7 +82,8 @@ def _inside(equation: Equation, constants: Env, finders: Sequence[Finder]) -> It
 
     def rewritten(closed: ClosedJaxpr, operands: Sequence[Any]) -> ClosedJaxpr:
         inputs = zip(closed.jaxpr.invars, operands, strict=False)
-        return _rewritten(closed, {v: constants[o] for v, o in inputs if not isinstance(o, Literal) and o in constants}, finders)
+        found = _rewritten(closed, {v: constants[o] for v, o in inputs if not isinstance(o, Literal) and o in constants}, finders)
+        return closed if found is None else jax.make_jaxpr(found)(*closed.in_avals)
 
     params = equation.params
     if equation.primitive.name == "while":
