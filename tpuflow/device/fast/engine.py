@@ -16,6 +16,7 @@ from tpuflow.device.fast.cuts import Cuts, HostLoop, Segment, Stage
 from tpuflow.device.fast.execution import Counting, Execution, Pace, open_outfeed
 from tpuflow.device.fast.host import DEFAULT, Host, Sizes
 from tpuflow.device.fast.liveness import CALLED, WORK, Key
+from tpuflow.device.fast.rewriting import with_replacements
 from tpuflow.device.fast.stored_executables import CachedFunction
 from tpuflow.device.fast.translate import Translation
 from tpuflow.device.limits import occupied_bytes
@@ -260,12 +261,11 @@ class _Executable:
 
         program, lanes, none = self._translation.program, self._translation.lanes, NONE
         ins = (none, none, [*map(lanes.axes, self.donates)], [*map(lanes.axes, self.keeps)], [*map(cut_axes, program.infeeds)], none)
-        outs = (
-            [lanes.axes(p.buffer) for p in program.outputs] if self._stage.final else [],
-            [*map(lanes.axes, self._stage.gives)],
-            done(none),
-        )
-        return lanes.mapped(run, ins, outs)(zero, trips, donated, kept, infeeds, budget)
+        outputs = [lanes.axes(p.buffer) for p in program.outputs] if self._stage.final else []
+        outs = outputs, [*map(lanes.axes, self._stage.gives)], done(none)
+        mapped = lanes.mapped(run, ins, outs)
+        finders = self._translation.finders
+        return (with_replacements(mapped, finders) if finders else mapped)(zero, trips, donated, kept, infeeds, budget)
 
 
 def _stages(segments: Sequence[Segment]) -> list[Stage]:

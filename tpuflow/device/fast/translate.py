@@ -17,6 +17,7 @@ from tpuflow.device.budget import Workload
 from tpuflow.device.fast import liveness
 from tpuflow.device.fast.arithmetic import LaxArithmetic, words
 from tpuflow.device.fast.cuts import Stage
+from tpuflow.device.fast.fourier import multiplies_roots, transforms
 from tpuflow.device.fast.host_callback import call_host
 from tpuflow.device.fast.kernel import translate_kernel
 from tpuflow.device.fast.lane_by_lane import picked
@@ -24,6 +25,8 @@ from tpuflow.device.fast.lanes import Lanes
 from tpuflow.device.fast.lax_rounding import materialized
 from tpuflow.device.fast.liveness import AGAIN, CALLED, WORK, Key, Liveness, Step
 from tpuflow.device.fast.repeated_kernels import RepeatedKernels
+from tpuflow.device.fast.rewriting import Finder
+from tpuflow.device.fast.round_trips import round_trips, sorts_integers
 from tpuflow.device.fast.shapes import covers
 from tpuflow.device.fast.summed import Summed, summed
 from tpuflow.device.verify.footprint import cover, section_trips, store_box
@@ -42,8 +45,8 @@ COPIED_ELEMS = 2**16
 class Translation:
     """A Program made ready for tracing.
 
-    over: the devices that share its mesh, if there are several. tiers: fills with the tier of every kernel, by place, while it is traced.
-    calls_numpy: whether there may be calls of `padded_product` in it.
+    over: the devices that share its mesh, if there are several. finders: of what is to be replaced in what is traced. tiers: fills with the
+    tier of every kernel, by place, while it is traced. calls_numpy: whether there may be calls of `padded_product` in it.
     """
 
     program: Program
@@ -62,6 +65,7 @@ class Translation:
         self.picked = _picked(self.program)
         self.calls_numpy = any(isinstance(i, MatmulAccumulate) and i.bounds for k in self.program.kernels() for i in k.instructions)
         self.repeated = None if self.program.mesh or self.bitexact else RepeatedKernels(self.program)
+        self.finders = () if self.program.mesh or self.program.functions or self.bitexact else _finders(self.program)
 
     def __call__(
         self, stage: Stage, zero: Any, trips: Any, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: Any
@@ -103,6 +107,12 @@ class Translation:
     def handed_on(self, buffer: int) -> np.dtype[Any]:
         """The NumPy type in which stages hand on a buffer."""
         return np.dtype(np.float32) if self.is_held(buffer) else self.program.buffers[buffer].dtype.numpy
+
+
+def _finders(program: Program) -> tuple[Finder, ...]:
+    """Those that may find something: what is looked through is traced twice."""
+    worth = ((multiplies_roots, transforms), (sorts_integers, round_trips))
+    return tuple(finder for is_worth_it, finder in worth if is_worth_it(program))
 
 
 def _overwritten(kernel: Kernel, program: Program) -> list[int]:
