@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from tpuflow.dtypes import F16, F32
+from tpuflow.dtypes import F16, F32, DType
 from tpuflow.isa import numpy_matmul
 from tpuflow.isa.contraction import Contraction, SlidingAxis
+from tpuflow.isa.numpy_rounding import widen
 from tpuflow.jaxprs.foreign_calls import foreign_call
 
 Array = np.ndarray[Any, Any]
 
-MOST_FACTORS = 1 << 25
-"""Numbers of an operand, as patches, at once: the product makes some ten arrays of so many."""
+MOST_FACTORS = 1 << 23
+"""Numbers of an operand, as patches, at once: a bit-exact product makes some ten arrays of so many in float64."""
 
 
 def stretch(n: int, reach: int, zeros: int) -> tuple[int, int, tuple[int, int]]:
@@ -50,41 +51,42 @@ def _padded_product(text: str, a: Array, b: Array, a_mask: Array, b_mask: Array)
     """f32: the product of float carriers: of what patches see of `a`, and b. Masks broadcast to the whole operands, true at elements."""
     fields = json.loads(text)
     lhs, rhs, out = (tuple(fields[side]) for side in ("lhs", "rhs", "out"))
-    whole = Contraction(lhs, rhs, out, tuple(SlidingAxis(*s) for s in fields["sliding"]))
-    sizes = dict(fields["sizes"])
+    whole, sizes = Contraction(lhs, rhs, out, tuple(SlidingAxis(*s) for s in fields["sliding"])), dict(fields["sizes"])
     lengths = {s.axis: n for s, (_, n, _) in zip(whole.sliding, fields["seen"], strict=True)}
     a_mask = np.broadcast_to(a_mask, [lengths.get(axis, n) for axis, n in enumerate(a.shape)])
-    b_mask = np.broadcast_to(b_mask, b.shape)
     for s, (reach, n, zeros) in zip(whole.sliding, fields["seen"], strict=True):
         first, last, around = stretch(n, reach, zeros)
         margins = [around if axis == s.axis else (0, 0) for axis in range(a.ndim)]
         a_mask = np.pad(a_mask[(*(slice(None),) * s.axis, slice(first, last))], margins)
         a = np.pad(a, margins)
-    left = [whole.patches(x, sizes, numpy_matmul.patches) for x in (a, a_mask)]
+
+    def multiply(x: Array, y: Array, dtype: DType | None = None) -> Array:
+        return _in_parts(whole.patches(x, sizes, numpy_matmul.patches), y, whole.of_patches(), dtype)
+
+    dtype = F16 if a.dtype == np.float16 else F32
     with np.errstate(all="ignore"):
-        return _in_parts(left, [b, b_mask], whole.of_patches(), exact=fields["exact"])
+        product = multiply(numpy_matmul.finite(a), numpy_matmul.finite(b), dtype if fields["exact"] else None)
+        sums = numpy_matmul.non_finite_sums(widen(a, dtype), widen(b, dtype), a_mask, b_mask, multiply)
+        return numpy_matmul.with_non_finite(product, sums)
 
 
 padded_product = foreign_call("tpuflow.padded_product", _padded_product)
 """(text of `described`, type of the result, a, b, mask of a, mask of b) -> the product, traced; a: the elements that patches see."""
 
 
-def _in_parts(left: Sequence[Array], right: Sequence[Array], product: Contraction, *, exact: bool) -> Array:
-    """The product of (array, mask) and (array, mask); large operands are cut along labels of the result."""
-    lengths = product.by_label(left[0].shape, right[0].shape)
-    for (x, _), labels in ((left, product.lhs), (right, product.rhs)):
+def _in_parts(a: Array, b: Array, product: Contraction, dtype: DType | None) -> Array:
+    """The product of finite numbers, the matrix unit's sums of a type or sums of f32 in any order; large operands are cut along labels of
+    the result."""
+    lengths = product.by_label(a.shape, b.shape)
+    for x, labels in ((a, product.lhs), (b, product.rhs)):
         free = max((label for label in labels if label in product.out), key=lengths.__getitem__, default=None)
         if x.size > MOST_FACTORS and free is not None and lengths[free] > 1:
             half = lengths[free] // 2
-            parts = [
-                _in_parts(_cut(left, product.lhs, free, piece), _cut(right, product.rhs, free, piece), product, exact=exact)
-                for piece in (slice(0, half), slice(half, None))
-            ]
+            pieces = slice(0, half), slice(half, None)
+            parts = [_in_parts(_cut(a, product.lhs, free, at), _cut(b, product.rhs, free, at), product, dtype) for at in pieces]
             return np.concatenate(parts, product.out.index(free))
-    (a, a_mask), (b, b_mask) = left, right
-    dtype = F16 if a.dtype == np.float16 else F32
-    return numpy_matmul.matmul(a, b, product, dtype, F32, a_mask, b_mask, None if exact else np.matmul)
+    return numpy_matmul.unordered_matmul(a, b, product) if dtype is None else numpy_matmul.matmul(a, b, product, dtype, F32)
 
 
-def _cut(arrays: Sequence[Array], labels: Sequence[int], label: int, piece: slice) -> list[Array]:
-    return [x[(*(slice(None),) * labels.index(label), piece)] for x in arrays] if label in labels else list(arrays)
+def _cut(x: Array, labels: Sequence[int], label: int, piece: slice) -> Array:
+    return x[(*(slice(None),) * labels.index(label), piece)] if label in labels else x
