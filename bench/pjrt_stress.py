@@ -153,8 +153,8 @@ def _exception(number: int) -> NoReturn:
 def _interrupted(number: int) -> NoReturn:
     """Ctrl-C while it compiles or soon after."""
     x = jnp.ones((8, 8))
-    threading.Timer(0.02 * (number + 1), os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        threading.Timer(0.02 * (number + 1), os.kill, (os.getpid(), signal.SIGINT)).start()
         jax.block_until_ready(jax.jit(_deep)(x))
         time.sleep(60)
     except (KeyboardInterrupt, jax.errors.JaxRuntimeError):

@@ -119,7 +119,6 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
             "",
             f"Geometric mean {found['geometric_mean']:.2f} (limit {MEAN_LIMIT:.2f}; {means}); largest {found['worst_ratio']:.2f}, "
             f"{found['worst']} (limit {WORST_LIMIT:.2f}).",
-            "The device's transform is products with matrices of roots of unity, XLA:CPU's a fast one.",
         ]
     )
 

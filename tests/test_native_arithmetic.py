@@ -140,7 +140,7 @@ def special(x: jax.Array) -> jax.Array:
     return x / (1 + jnp.exp(-x))
 
 
-@pytest.mark.parametrize("of, rows, once", [(special, 64, 0), (special, 512, 1), (plain, 512, 0), (plain, 2048, 1)])
+@pytest.mark.parametrize("of, rows, once", [(special, 64, 0), (special, 512, 1), (plain, 64, 0), (plain, 512, 1)])
 def test_what_a_kernel_stores_is_made_once_if_it_is_much(of: Callable[[jax.Array], jax.Array], rows: int, once: int):
     def f(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
         y = of(x)
@@ -148,7 +148,7 @@ def test_what_a_kernel_stores_is_made_once_if_it_is_much(of: Callable[[jax.Array
 
     x, w = finite_values(F32, (rows, 256), 44) % 4, finite_values(F32, (256, 8), 45) % 4
     engine = FastEngine(tpuflow.jit(f).program(x, w))
-    assert sum(translated.as_text().count("stablehlo.while") for translated in engine.translate()) == once
+    assert sum(translated.compile().as_text().count(" opt-barrier(") for translated in engine.translate()) == once
     (y, product), (exact, _) = tpuflow.jit(f)(x, w), tpuflow.jit(f, fidelity="bitexact")(x, w)
     np.testing.assert_allclose(y, exact, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(product, np.asarray(y, np.float64) @ w, rtol=1e-4, atol=1e-2)
@@ -157,7 +157,7 @@ def test_what_a_kernel_stores_is_made_once_if_it_is_much(of: Callable[[jax.Array
 def test_what_a_kernel_only_gives_back_is_not_held_apart():
     x = finite_values(F32, (2048, 256), 46) % 4
     engine = FastEngine(tpuflow.jit(plain).program(x))
-    assert not any("stablehlo.while" in translated.as_text() for translated in engine.translate())
+    assert not any("stablehlo.optimization_barrier" in translated.as_text() for translated in engine.translate())
 
 
 def softmax(x: jax.Array) -> jax.Array:
@@ -193,7 +193,7 @@ def test_a_folded_key_is_made_apart_from_what_is_drawn_with_it(fidelity: str):
 
     x = np.ones((4, 8), np.float32)
     engine = FastEngine(tpuflow.jit(draw).program(jax.random.key(0), np.int32(3), x), fidelity=fidelity)
-    assert sum(translated.as_text().count("stablehlo.while") for translated in engine.translate()) >= 1
+    assert sum(translated.compile().as_text().count(" opt-barrier(") for translated in engine.translate()) >= 1
     drawn = tpuflow.jit(draw, fidelity=fidelity)(jax.random.key(0), np.int32(3), x)
     np.testing.assert_array_equal(drawn, jax.jit(draw)(jax.random.key(0), np.int32(3), x))
 
@@ -324,3 +324,18 @@ def test_depthwise_convolutions_and_their_gradients_are_made_element_by_element(
     with quickly_compiled():
         for got, expected in zip(tpuflow.jit(f)(x, w), jax.jit(f)(x, w), strict=True):
             np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-2)
+
+
+def test_a_convolution_is_corrected_in_the_order_in_which_xla_gives_it():
+    """XLA:CPU would copy the product into another order before the loop, by a kernel of its own."""
+
+    def kernels(x: jax.Array, dy: jax.Array) -> jax.Array:
+        def convolved(w: jax.Array) -> jax.Array:
+            return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+        return jax.vjp(convolved, jnp.zeros((3, 3, 16, 32)))[1](dy)[0]
+
+    program = tpuflow.jit(kernels).program(*(jax.ShapeDtypeStruct((2, 8, 8, channels), jnp.float32) for channels in (16, 32)))
+    (translated,) = FastEngine(program).translate()
+    (loop,) = [line for line in translated.as_text().splitlines() if "stablehlo.while" in line]
+    assert "tensor<16x3x3x32xf32>" in loop

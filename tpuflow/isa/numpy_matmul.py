@@ -21,24 +21,32 @@ def matmul(
     a: Array, b: Array, contraction: Contraction, dtype: DType, acc: DType, a_mask: Array | None = None, b_mask: Array | None = None
 ) -> Array:
     """See `Arithmetic.matmul`."""
+    left, right, back = _matrices(contraction, a.shape, b.shape)
+    if not dtype.is_float:
+        return back(_modular(left(a), right(b), acc))
+    factors = widen(left(a), dtype), widen(right(b), dtype)
+    masked = _padding_matters(factors[1], a_mask) or _padding_matters(factors[0], b_mask)
+    masks = _expanded(a_mask, a, left), _expanded(b_mask, b, right)
+    return back(_masked_product(*factors, *masks) if masked else _ordered(*factors))
+
+
+def unordered_matmul(a: Array, b: Array, contraction: Contraction) -> Array:
+    """The product of f32 operands, its sums in BLAS' order."""
+    left, right, back = _matrices(contraction, a.shape, b.shape)
+    return back(np.matmul(left(a), right(b)))
+
+
+def _matrices(
+    contraction: Contraction, a_shape: Sequence[int], b_shape: Sequence[int]
+) -> tuple[Callable[[Array], Array], Callable[[Array], Array], Callable[[Array], Array]]:
+    """(an array of a's shape as matrices [B, M, K], one of b's as [B, K, N], matrices [B, M, N] with the axes of the product)."""
     batch, rows, columns, contracted = contraction.roles
-    sizes = contraction.by_label(a.shape, b.shape)
-
-    def left(x: Array) -> Array:
-        return _arranged(x, contraction.lhs, (batch, rows, contracted), sizes)  # [B, M, K]
-
-    def right(x: Array) -> Array:
-        return _arranged(x, contraction.rhs, (batch, contracted, columns), sizes)  # [B, K, N]
-
-    if dtype.is_float:
-        factors = widen(left(a), dtype), widen(right(b), dtype)
-        masked = _padding_matters(factors[1], a_mask) or _padding_matters(factors[0], b_mask)
-        masks = _expanded(a_mask, a, left), _expanded(b_mask, b, right)
-        product = _masked_product(*factors, *masks) if masked else _ordered(*factors)
-    else:
-        product = _modular(left(a), right(b), acc)
-    order = (*batch, *rows, *columns)
-    return product.reshape([sizes[x] for x in order]).transpose([order.index(x) for x in contraction.out])
+    sizes, order = contraction.by_label(a_shape, b_shape), (*batch, *rows, *columns)
+    return (
+        lambda x: _arranged(x, contraction.lhs, (batch, rows, contracted), sizes),
+        lambda x: _arranged(x, contraction.rhs, (batch, contracted, columns), sizes),
+        lambda x: x.reshape([sizes[label] for label in order]).transpose([order.index(label) for label in contraction.out]),
+    )
 
 
 def patches(a: Array, axis: int, outer: int, inner: int, stride: int, dilation: int) -> Array:
@@ -63,25 +71,54 @@ def _padding_matters(other: Array, mask: Array | None) -> bool:
 
 def _masked_product(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None) -> Array:
     """The product without the zeros of the padding: of the finite factors, then the sums that infinities and NaN make infinite or NaN."""
-    product = _ordered(np.where(np.isfinite(a), a, 0), np.where(np.isfinite(b), b, 0))
-    left, right = _classes(a, a_mask), _classes(b, b_mask)
-    non_finite = np.zeros(product.shape, np.float32)
+    return with_non_finite(_ordered(finite(a), finite(b)), non_finite_sums(a, b, a_mask, b_mask, np.matmul))
+
+
+def finite(x: Array) -> Array:
+    """Zeros in place of infinities and NaN."""
+    return np.where(np.isfinite(x), x, x.dtype.type(0))
+
+
+def with_non_finite(product: Array, sums: Array | float) -> Array:
+    """The product of the finite factors, but where there are other products, what these add up to."""
+    return np.where(sums == 0, product, canonical(np.asarray(sums, np.float32)))
+
+
+def non_finite_sums(
+    a: Array, b: Array, a_mask: Array | None, b_mask: Array | None, multiply: Callable[[Array, Array], Array]
+) -> Array | float:
+    """What the products of f32 factors that are infinite or NaN add up to in each sum; 0 where there is none.
+
+    multiply: of two arrays of 0 and 1 in f32, those of a's shape and b's.
+    """
+    left, right = _kinds(a, a_mask), _kinds(b, b_mask)
+    there = [np.bincount(kinds.reshape(-1), minlength=_KINDS) > 0 for kinds in (left, right)]
+    sums: Array | float = 0.0
     for row in NON_FINITE_PRODUCTS:
-        found = np.matmul(_indicator(row.a, a, left), _indicator(row.b, b, right)) > 0
-        non_finite = np.where(found, non_finite + np.float32(row.product), non_finite)
-    return np.where(non_finite == 0, product, canonical(non_finite))
+        of_a, of_b = _wanted(row.a), _wanted(row.b)
+        if (there[0] & of_a).any() and (there[1] & of_b).any():
+            found = multiply(of_a.astype(np.float32)[left], of_b.astype(np.float32)[right]) > 0
+            sums = np.where(found, sums + np.float32(row.product), sums)
+    return sums
 
 
-def _classes(x: Array, mask: Array | None) -> Array:
-    """The class of every factor: ZERO, FINITE, INFINITE or NAN; -1 for a zero of the padding."""
-    zero = ZERO if mask is None else np.where(mask, ZERO, -1)
-    return np.where(x == 0, zero, np.select([np.isnan(x), np.isinf(x)], [NAN, INFINITE], FINITE))
+_CLASSES = (ZERO, FINITE, INFINITE, NAN)
+_KINDS = 1 + 3 * len(_CLASSES)
+"""How many kinds of factors there are: zeros of the padding, and for each class those without a sign, positive and negative ones."""
 
 
-def _indicator(wanted: ClassRange, x: Array, classes: Array) -> Array:
-    """1.0 for factors of the wanted classes and sign, else 0.0."""
-    here = (classes >= wanted.least) & (classes <= wanted.most)
-    return (here & (np.sign(x) == wanted.sign) if wanted.sign else here).astype(np.float32)
+def _kinds(x: Array, mask: Array | None) -> Array:
+    """The kind of every factor: 0 for a zero of the padding, else 1 + 3 class + (0, 1 or 2 for no sign, plus or minus)."""
+    classes = np.select([np.isnan(x), np.isinf(x), x != 0], [np.uint8(NAN), np.uint8(INFINITE), np.uint8(FINITE)], np.uint8(ZERO))
+    kinds = 3 * classes + np.where(x > 0, np.uint8(2), np.where(x < 0, np.uint8(3), np.uint8(1)))
+    return kinds if mask is None else np.where((x != 0) | mask, kinds, np.uint8(0))
+
+
+def _wanted(wanted: ClassRange) -> Array:
+    """For every kind, whether it is of the wanted classes and sign."""
+    signs = {0: (0, 1, 2), 1: (1,), -1: (2,)}[wanted.sign]
+    kinds = [1 + 3 * of + sign for of in range(wanted.least, wanted.most + 1) for sign in signs]
+    return np.isin(np.arange(_KINDS), kinds)
 
 
 def _arranged(x: Array, axes: Sequence[int], groups: Sequence[tuple[int, ...]], sizes: dict[int, int]) -> Array:

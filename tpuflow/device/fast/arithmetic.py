@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpuflow.device.fast import lax_convolution, lax_masked_product, lax_sort
+from tpuflow.device.fast import lax_convolution, lax_sort
 from tpuflow.device.fast.half import narrow_moved, widen_bits
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
-from tpuflow.device.fast.lax_masked_product import Mask
+from tpuflow.device.fast.lax_masked_product import Mask, Padding
 from tpuflow.device.fast.lax_reduce import extreme, reduced
-from tpuflow.device.fast.lax_rounding import Rounding, flushed, in_word, quiet, widen, word_type
+from tpuflow.device.fast.lax_rounding import Rounding, flushed, in_word, materialized, quiet, widen, word_type
 from tpuflow.device.fast.phases import Phases, in_phases
 from tpuflow.dtypes import BF16, F16, F32, S32, STORAGE, U32, DType
 from tpuflow.isa.contraction import Contraction
@@ -81,16 +81,7 @@ class LaxArithmetic:
 
     def materialized_if_native(self, x: Value) -> Value:
         """x, in native fidelity written to memory once, so that XLA does not recompute it in each of its readers."""
-        return x if self.bitexact else self.materialized(x)
-
-    def materialized(self, x: Value) -> Value:
-        """x, written to memory once, so that XLA does not recompute it in each of its readers."""
-        return self._rounding.materialized(x) if x.ndim else self._rounding.materialized(x.reshape(1)).reshape(())
-
-    def after(self, x: Value, others: Sequence[Value], alike: Callable[[Value], Value]) -> Value:
-        """x, but dependent on `others`, so that XLA schedules what uses it after them. `alike` makes a number the same on all chips, since
-        x may have no lanes."""
-        return self._rounding.materialized(x, lambda: alike(functools.reduce(lax.bitwise_xor, map(_first_bits, others)))) if others else x
+        return x if self.bitexact else materialized(x)
 
     def rest(self, x: Value, dtype: DType) -> Value:
         """The array at rest, where XLA can update it in place. Native bf16 ends in a select, as rounding does (see `lax_rounding`)."""
@@ -319,17 +310,17 @@ class LaxArithmetic:
         """`matmul` of the patches of `a`, whose axes may slide. sizes: the lengths of their labels.
 
         a_mask, b_mask give the masks that `matmul` takes, but of `a` without its patches; they are called only if they are needed.
-        low_padding: zeros to pad before each sliding axis of `a` (as many as the patches need are padded after it). phases: of `b`.
+        low_padding: zeros to pad before each sliding axis of `a` (as many as the patches need are padded after it). phases: of `b`, which
+        leave its padding out.
         """
         zeros = (0,) * len(contraction.sliding) if low_padding is None else low_padding
+        lengths, right = [a.shape[s.axis] for s in contraction.sliding], None if phases else b_mask
 
-        def multiply(x: Value, y: Value) -> Value:
-            def one(x: Value, y: Value, zeros: Sequence[int], lengths: Mapping[int, int]) -> Value:
-                return lax_convolution.convolve(self._rounding, x, y, contraction, zeros, lengths, dtype, acc_dtype)
+        def multiply(x: Value, y: Value, zeros: Sequence[int], sizes: Mapping[int, int]) -> Value:
+            padding = Padding(contraction, sizes, zeros, lengths, dtype, self.bitexact, a_mask, right)
+            return lax_convolution.convolve(self._rounding, x, y, contraction, zeros, sizes, dtype, acc_dtype, padding.correct)
 
-            return in_phases(phases, one, x, y, contraction, zeros, sizes)
-
-        return lax_masked_product.masked_product(self._rounding, multiply, a, b, (a_mask, b_mask), dtype)
+        return in_phases(phases, multiply, a, b, contraction, zeros, sizes)
 
     def positions(self, shape: Sequence[int], axis: int) -> Value:
         """Positions along an axis."""
@@ -359,13 +350,6 @@ def _out_of_words(x: Value, dtype: DType) -> Value:
     """What `words` made of an array of a type of kind storage in its own type."""
     convert = lax.bitcast_convert_type if dtype.computed.is_float else lax.convert_element_type
     return convert(x, dtype.numpy)
-
-
-def _first_bits(x: Value) -> Value:
-    """The bits of an array's first element in an int32: floats are not converted, which XLA cannot on every host."""
-    first = lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(())
-    bits = first if first.dtype == np.bool_ else lax.bitcast_convert_type(first, f"uint{8 * first.dtype.itemsize}")
-    return lax.convert_element_type(bits, jnp.int32)
 
 
 def _bf16_words(x: Value) -> Value:

@@ -16,6 +16,7 @@ from tpuflow.device.fast.cuts import Cuts, HostLoop, Segment, Stage
 from tpuflow.device.fast.execution import Counting, Execution, Pace, open_outfeed
 from tpuflow.device.fast.host import DEFAULT, Host, Sizes
 from tpuflow.device.fast.liveness import CALLED, WORK, Key
+from tpuflow.device.fast.rewriting import with_replacements
 from tpuflow.device.fast.stored_executables import CachedFunction
 from tpuflow.device.fast.translate import Translation
 from tpuflow.device.limits import occupied_bytes
@@ -26,11 +27,16 @@ from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import jits_nothing
 from tpuflow.jaxprs.executables import can_keep
+from tpuflow.jaxprs.foreign_calls import wait_at_exit
 from tpuflow.jaxprs.persistent import kept_entries
 from tpuflow.jaxprs.processes import peers
 
 # Algebraic simplification would change results (`(x * 1.1) * 1.3`, `x / 3`, fp16 overflow that must stay infinite). Without it
 # the reshape mover never comes to an end: it wraps every transpose in hundreds of others.
+#
+# Optimization barriers stay (the pass that takes them away is called cse_barrier_expander): XLA fuses nothing through them, and they take
+# neither time nor a kernel. But XLA:CPU cannot have them in small loops, which it makes one function each unless small-while-loop-hoisting
+# is off; a trip of a tiny loop then takes 50 ns instead of 30.
 #
 # Of YNNPACK's loops XLA:CPU is to take those of dots, and natively of convolutions with small kernels (`YNNPACK_CONVOLUTIONS`): its maxima
 # and minima lose NaN, its sums the sign of -0.
@@ -39,7 +45,7 @@ from tpuflow.jaxprs.processes import peers
 # bf16, whose roundings are integer operations, 0.91 for a softmax, 0.97 for passes over float64 sums; what waits for memory is the same.
 _YNNPACK = "xla_cpu_experimental_ynn_fusion_type"
 COMPILER_OPTIONS: dict[str, Any] = {
-    "xla_disable_hlo_passes": "algsimp,reshape-mover",
+    "xla_disable_hlo_passes": "algsimp,reshape-mover,cse_barrier_expander,small-while-loop-hoisting",
     _YNNPACK: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
     "xla_cpu_prefer_vector_width": 512,
 }
@@ -188,7 +194,7 @@ class _Executable:
         self.keeps = [k for k in stage.takes if k not in stage.donates]
         self._ports = [i for i, k in enumerate(self.donates) if not isinstance(k, int) and k[0] == "outfeed"]
         outputs = len(translation.program.outputs) if stage.final else 0
-        self._run = jit(self._flat, options, self._sizes, (outputs, len(stage.gives)))
+        self._run = jit(self._flat, options, self._sizes, (outputs, len(stage.gives), int(translation.calls_numpy)))
         self._zero = host.scalar(np.zeros((), np.int32))
         self._counts = WORK in stage.takes
         """Whether it counts work: else its `budget` argument is None, as its number of trips is if it is no loop."""
@@ -210,8 +216,12 @@ class _Executable:
         """Launch as one executable even under `jax.disable_jit`, which is about the user's functions, not the device's arithmetic."""
         if jits_nothing():
             with jax.disable_jit(False):
-                return self._run(self._zero, trips, donated, kept, infeeds, budget)
-        return self._run(self._zero, trips, donated, kept, infeeds, budget)
+                outputs, given, done = self._run(self._zero, trips, donated, kept, infeeds, budget)
+        else:
+            outputs, given, done = self._run(self._zero, trips, donated, kept, infeeds, budget)
+        for x in done:
+            wait_at_exit(x)
+        return outputs, given
 
     def translate(self, feeds: Sequence[Any], capacity: int) -> Any:
         """Translate for arguments of these shapes."""
@@ -239,15 +249,23 @@ class _Executable:
 
     def _flat(
         self, zero: Any, trips: Any, donated: list[Any], kept: list[Any], infeeds: list[Any], budget: Any
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """(the Program's outputs, the arrays of `gives`, if it may call the host's arithmetic a number that tells when it is done)."""
+
         def run(zero: Any, trips: Any, donated: list[Any], kept: list[Any], infeeds: list[Any], budget: Any) -> Any:
             arrays = {**dict(zip(self.donates, donated, strict=True)), **dict(zip(self.keeps, kept, strict=True))}
-            return self._translation(self._stage, zero, trips, arrays, infeeds, budget)
+            return *self._translation(self._stage, zero, trips, arrays, infeeds, budget), done(zero)
+
+        def done(zero: Any) -> list[Any]:
+            return [zero] if self._translation.calls_numpy else []
 
         program, lanes, none = self._translation.program, self._translation.lanes, NONE
         ins = (none, none, [*map(lanes.axes, self.donates)], [*map(lanes.axes, self.keeps)], [*map(cut_axes, program.infeeds)], none)
-        outs = ([lanes.axes(p.buffer) for p in program.outputs] if self._stage.final else [], [*map(lanes.axes, self._stage.gives)])
-        return lanes.mapped(run, ins, outs)(zero, trips, donated, kept, infeeds, budget)
+        outputs = [lanes.axes(p.buffer) for p in program.outputs] if self._stage.final else []
+        outs = outputs, [*map(lanes.axes, self._stage.gives)], done(none)
+        mapped = lanes.mapped(run, ins, outs)
+        finders = self._translation.finders
+        return (with_replacements(mapped, finders) if finders else mapped)(zero, trips, donated, kept, infeeds, budget)
 
 
 def _stages(segments: Sequence[Segment]) -> list[Stage]:

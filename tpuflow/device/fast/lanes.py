@@ -139,12 +139,6 @@ class Lanes:
             x = self._along(x, a)[0]
         return x
 
-    def alike(self, x: Any) -> Any:
-        """The value of this device's first chip."""
-        for name in self.names:
-            x = lax.all_gather(x, name)[0]
-        return x
-
     # ---- between host and chips
 
     def inputs(self, arrays: Sequence[Any], host: Host) -> list[Any]:

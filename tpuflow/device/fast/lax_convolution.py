@@ -14,7 +14,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,12 +25,15 @@ from jax import lax
 from tpuflow.device.fast import lax_matmul
 from tpuflow.device.fast.lane_by_lane import convolution
 from tpuflow.device.fast.lax_reduce import reduced
-from tpuflow.device.fast.lax_rounding import Rounding, widen
+from tpuflow.device.fast.lax_rounding import Rounding, materialized, widen
+from tpuflow.device.fast.padded_product import stretch
 from tpuflow.dtypes import DType
 from tpuflow.isa.contraction import Contraction
 
 Value = Any
 Axes = Sequence[int]
+Correct = Callable[[Value, Value, Value, Contraction], Value]
+"""(product, its operands, their labels and the product's) -> the product without the products of the padding."""
 
 MOST_SPATIAL = 3  # axes of a convolution that XLA:CPU hands to Eigen
 LEAST_CHANNELS = 2  # of images that are worth a convolution
@@ -50,31 +54,28 @@ def patches(a: Value, axis: int, outer: int, inner: int, stride: int, dilation: 
 
 def convolve(
     rounding: Rounding, a: Value, b: Value, whole: Contraction, low_padding: Sequence[int], sizes: Mapping[int, int], dtype: DType,
-    acc: DType,
+    acc: DType, correct: Correct,
 ) -> Value:  # fmt: skip
-    """See `LaxArithmetic.convolve`; low_padding may be negative, which leaves out so many of the first elements."""
+    """See `LaxArithmetic.convolve`; low_padding may be negative, which leaves out so many of the first elements. `correct` is given the
+    product and the operands as they lie, `a` without padding."""
     if not whole.sliding:
-        return lax_matmul.matmul(rounding, a, b, whole, dtype, acc)
+        return correct(lax_matmul.matmul(rounding, a, b, whole, dtype, acc), a, b, whole)
     a, around = _stretch(a, whole, low_padding, sizes)
     lengths = dict(zip(whole.lhs, a.shape, strict=True)) | dict(zip(whole.rhs, b.shape, strict=True)) | dict(sizes)
     by_window = all(lengths[s.label] <= lengths[x] for x, s in whole.outer.items())
-    native = dtype.is_float and not rounding.bitexact
-    depthwise = native and _is_depthwise(whole, lengths)
-    if native and not depthwise and _is_convolution(whole, lengths, by_window=by_window):
-        return _convolution(widen(a, dtype), widen(b, dtype), whole, around, sizes)
-    if any(map(any, around)):
-        a = lax.pad(a, np.zeros((), a.dtype), [(*margins, 0) for margins in around])
-    if depthwise:
-        return _depthwise(widen(a, dtype), widen(b, dtype), whole, lengths)
-    a, labels = _patched(a, whole, sizes)
-    order = sorted(labels, key=lambda x: (x in whole.out) != by_window)  # positions, then windows: as the forward product and the gradient
-    a, product = lax.transpose(a, [labels.index(x) for x in order]), Contraction(tuple(order), whole.rhs, whole.out)
-    if not native:
-        return lax_matmul.matmul(rounding, a, b, product, dtype, acc)
+    if rounding.bitexact or not dtype.is_float:
+        patches, product = _patched(_padded(a, around), whole, sizes, by_window=by_window)
+        return correct(lax_matmul.matmul(rounding, patches, b, product, dtype, acc), a, b, whole)
     a, b = widen(a, dtype), widen(b, dtype)
+    if _is_depthwise(whole, lengths):
+        return correct(_depthwise(_padded(a, around), b, whole, lengths), a, b, whole)
+    if _is_convolution(whole, lengths, by_window=by_window):
+        return _convolution(a, b, whole, around, sizes, correct)
+    patches, product = _patched(_padded(a, around), whole, sizes, by_window=by_window)
     if by_window:
-        return lax_matmul.of_matrices(a, b, product)
-    return lax_matmul.of_matrices(b, a, Contraction(product.rhs, product.lhs, product.out))  # patches on the right are not turned
+        return correct(lax_matmul.of_matrices(patches, b, product), a, b, whole)
+    turned = Contraction(product.rhs, product.lhs, product.out)  # patches on the right are not turned
+    return correct(lax_matmul.of_matrices(b, patches, turned), a, b, whole)
 
 
 def _stretch(a: Value, whole: Contraction, low_padding: Sequence[int], sizes: Mapping[int, int]) -> tuple[Value, list[tuple[int, int]]]:
@@ -82,17 +83,19 @@ def _stretch(a: Value, whole: Contraction, low_padding: Sequence[int], sizes: Ma
     around = [(0, 0)] * a.ndim
     for s, zeros in zip(whole.sliding, low_padding, strict=True):
         reach, n = s.reach(sizes[whole.lhs[s.axis]], sizes[s.label]), a.shape[s.axis]
-        first = min(max(0, -zeros), n)
-        last = min(max(reach - zeros, first), n)
+        first, last, around[s.axis] = stretch(n, reach, zeros)
         if (first, last) != (0, n):
             a = lax.slice_in_dim(a, first, last, 1, s.axis)
-        low = min(max(0, zeros), reach)
-        around[s.axis] = low, reach - low - (last - first)
     return a, around
 
 
-def _patched(a: Value, whole: Contraction, sizes: Mapping[int, int]) -> tuple[Value, list[int]]:
-    """The left operand with an axis for each label, and its labels. A gradient's windows are cut as the forward product's are."""
+def _padded(a: Value, around: Sequence[tuple[int, int]]) -> Value:
+    return lax.pad(a, np.zeros((), a.dtype), [(*margins, 0) for margins in around]) if any(map(any, around)) else a
+
+
+def _patched(a: Value, whole: Contraction, sizes: Mapping[int, int], *, by_window: bool) -> tuple[Value, Contraction]:
+    """The left operand with an axis for each label, positions and windows in the order of the forward product and the gradient, and their
+    product with the right one. A gradient's windows are cut as the forward product's are."""
     labels = list(whole.lhs)
     for outer, s in reversed(whole.outer.items()):
         inner, steps = s.label, (s.stride, s.dilation)
@@ -100,7 +103,8 @@ def _patched(a: Value, whole: Contraction, sizes: Mapping[int, int]) -> tuple[Va
             outer, inner, steps = inner, outer, (s.dilation, s.stride)
         a = patches(a, s.axis, sizes[outer], sizes[inner], *steps)
         labels[s.axis : s.axis + 1] = [outer, inner]
-    return a, labels
+    order = sorted(labels, key=lambda x: (x in whole.out) != by_window)
+    return lax.transpose(a, [labels.index(x) for x in order]), Contraction(tuple(order), whole.rhs, whole.out)
 
 
 def _images(whole: Contraction) -> tuple[int, ...]:
@@ -122,22 +126,28 @@ def _is_convolution(whole: Contraction, lengths: Mapping[int, int], *, by_window
     return slides and len(whole.sliding) <= MOST_SPATIAL and depth >= LEAST_CHANNELS and all(lengths[x] for x in whole.outer)
 
 
-def _convolution(a: Value, b: Value, whole: Contraction, around: Sequence[tuple[int, int]], sizes: Mapping[int, int]) -> Value:
+def _convolution(
+    a: Value, b: Value, whole: Contraction, around: Sequence[tuple[int, int]], sizes: Mapping[int, int], correct: Correct
+) -> Value:
     """[N, spatial, G C] with [spatial, C, G O] -> [N, spatial, G O], each group of labels brought together and merged."""
     sliding, outer = tuple(whole.outer.values()), tuple(whole.outer)
     length = dict(zip(whole.lhs, a.shape, strict=True)) | dict(zip(whole.rhs, b.shape, strict=True))
     images, channels = _images(whole), _channels(whole)
     groups, features = tuple(x for x in whole.lhs if x in whole.batch), tuple(x for x in whole.rhs if x in whole.columns)
-    lhs = _merged(a, whole.lhs, (images, *((x,) for x in outer), (*groups, *channels)))
-    rhs = _merged(b, whole.rhs, (*((s.label,) for s in sliding), channels, (*groups, *features)))
+    left, right = (*images, *outer, *groups, *channels), (*(s.label for s in sliding), *channels, *groups, *features)
+    lhs, rhs = _turned(a, whole.lhs, left), _turned(b, whole.rhs, right)
+    x = materialized(_merged(lhs, [len(images), *[1] * len(outer), len(groups) + len(channels)]))
+    y = materialized(_merged(rhs, [*[1] * len(outer), len(channels), len(groups) + len(features)]))
     spatial = "".join(itertools.islice("DHW", len(sliding)))
     product = convolution(
-        lhs, rhs, [s.stride for s in sliding], [around[s.axis] for s in sliding], rhs_dilation=[s.dilation for s in sliding],
+        x, y, [s.stride for s in sliding], [around[s.axis] for s in sliding], rhs_dilation=[s.dilation for s in sliding],
         dimension_numbers=(f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"), feature_group_count=math.prod(length[x] for x in groups),
         preferred_element_type=jnp.float32,
     )  # fmt: skip
     order = (*images, *outer, *groups, *features)
     product = lax.reshape(product, [sizes[x] if x in whole.outer else length[x] for x in order])
+    moved = tuple(replace(s, axis=left.index(whole.lhs[s.axis])) for s in whole.sliding)
+    product = correct(product, lax.reshape(x, lhs.shape), lax.reshape(y, rhs.shape), Contraction(left, right, order, moved))
     return lax.transpose(product, [order.index(x) for x in whole.out])
 
 
@@ -181,8 +191,11 @@ def _by_element(a: Value, b: Value, whole: Contraction) -> Value:
     return lax.expand_dims(turned, [whole.out.index(x) for x in whole.columns])
 
 
-def _merged(x: Value, axes: Axes, groups: Sequence[tuple[int, ...]]) -> Value:
-    """x with an axis for every group of labels (of size 1 for an empty one)."""
-    length = dict(zip(axes, x.shape, strict=True))
-    turned = lax.transpose(x, [list(axes).index(label) for group in groups for label in group])
-    return lax.reshape(turned, [math.prod(length[label] for label in group) for group in groups])
+def _turned(x: Value, labels: Axes, order: Axes) -> Value:
+    return lax.transpose(x, [list(labels).index(label) for label in order])
+
+
+def _merged(x: Value, counts: Sequence[int]) -> Value:
+    """x with each so many axes made one (of size 1 for none)."""
+    starts = itertools.accumulate(counts, initial=0)
+    return lax.reshape(x, [math.prod(x.shape[start : start + n]) for start, n in zip(starts, counts, strict=False)])

@@ -6,7 +6,7 @@ leaves open. x64 mode is on only inside these functions and never leaves a 64-bi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +101,12 @@ def _ending_in_select(x: Value) -> Value:
     return lax.select(lax.ne(x, x), again, x)
 
 
+def materialized(x: Value, after: Sequence[Value] = ()) -> Value:
+    """x, written to memory once and not recomputed in each of its readers, as XLA does with anything it could fuse into them; what reads
+    the result is scheduled after what makes `after`. (The engine has XLA keep barriers to the end: `engine.COMPILER_OPTIONS`.)"""
+    return lax.optimization_barrier((x, *after))[0]
+
+
 @dataclass(frozen=True)
 class Rounding:
     """How results are written. Bit-exact: NaN canonical, no product fused with a sum, no float constant known to the compiler.
@@ -124,20 +130,6 @@ class Rounding:
             return x
         bits = lax.bitcast_convert_type(x, jnp.int32)
         return lax.bitcast_convert_type(lax.add(bits, lax.broadcast(self.zero, bits.shape)), jnp.float32)
-
-    def materialized(self, x: Value, place: Callable[[], Value] | None = None) -> Value:
-        """x, written to memory once and not recomputed in each of its readers, as XLA does with anything it could fuse into them.
-
-        x is the state of a loop, which XLA does not fuse through. The loop runs no trip, which only run time knows; its body would copy
-        the row numbered `place()` (0 if not given) to row 0.
-        """
-
-        def trip(state: tuple[Value, Value]) -> tuple[Value, Value]:
-            there, x = state
-            at = self.zero if place is None else place()
-            return lax.bitwise_not(there), lax.dynamic_update_index_in_dim(x, lax.dynamic_index_in_dim(x, at, 0), self.zero, 0)
-
-        return lax.while_loop(lambda state: state[0], trip, (lax.ne(self.zero, np.int32(0)), x))[1]
 
     def hide_bits(self, bits: Value) -> Value:
         """u16 bits of bf16 as they are, but LLVM cannot move them as bf16 values, which flushes subnormals and makes NaN quiet on

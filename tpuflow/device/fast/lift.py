@@ -15,6 +15,7 @@ from tpuflow.chips import CHIPS
 from tpuflow.device.fast import access, boxes
 from tpuflow.device.fast.access import Trips
 from tpuflow.device.fast.joined_stores import piece_at
+from tpuflow.device.fast.lax_rounding import materialized
 from tpuflow.device.fast.positions import CannotLift, Positions
 from tpuflow.device.fast.product_operands import product_operands
 from tpuflow.device.fast.virtual import Lifting, State, Virtual, same_view
@@ -26,13 +27,13 @@ from tpuflow.isa.splitting import multiply_split
 
 GENERIC = CHIPS["generic"]
 MATERIALIZE_WORK, SPECIAL_WORK = 4, 8
-MATERIALIZE_ELEMS, MATERIALIZE_PLAIN_ELEMS = 2**16, 2**19
+MATERIALIZE_ELEMS = 2**16
 """The least elementwise work, and the least number of elements, from which on a stored result is materialized, natively: XLA:CPU fuses
-it into each of its readers otherwise, and recomputes it there, in the reader's order. An instruction is 1 of work; a division, a root or a
-transcendental function is `SPECIAL_WORK`. Without any of the latter it takes `MATERIALIZE_PLAIN_ELEMS` to pay. Measured on [3200, 256],
-read by two sums and a map: 24 multiplications and additions take 0.9 ms recomputed and 0.5 ms materialized, 8 of them the same either way;
-x * sigmoid(x) of [8, 160, 160, 32], fused into a transposition, takes 92 ms instead of 5. Each costs XLA 10 ms to compile, which is why
-small ones are not materialized: GPT-2's layers have 87 of [512, 768], which gain nothing."""
+it into each of its readers otherwise, and recomputes it there, in the reader's order, with all that it is made of: the sums of a network's
+residual blocks become chains that every reader computes from the first block on. An instruction is 1 of work; a division, a root or a
+transcendental function is `SPECIAL_WORK`. Measured on [3200, 256], read by two sums and a map: 24 multiplications and additions take 0.9 ms
+recomputed and 0.5 ms materialized, 8 of them the same either way; x * sigmoid(x) of [8, 160, 160, 32], fused into a transposition, takes 92
+ms instead of 5."""
 LONG_WORK = 64
 """The least elementwise work from which on a stored result is materialized however few elements it has, in either fidelity. Fused into a
 loop over random numbers, the 20 rounds of threefry that derive their key are a chain that LLVM's vectorizer never comes to the end
@@ -291,7 +292,7 @@ def _store(t: Lifting, i: dma.Store, trips: Trips, state: State) -> None:
     buffer = t.buffers[window.buffer]
     if array.size == buffer.elems and window.buffer in t.read_later:
         if _work_of(value) >= LONG_WORK:
-            array = t.ar.materialized(array)
+            array = materialized(array)
         elif window.tile in t.only_stored and _pays_materializing(value, array.size):
             array = t.ar.materialized_if_native(array)
     state.hbm[window.buffer] = access.write(state.hbm[window.buffer], array, window, wheres)
@@ -303,8 +304,7 @@ def _work_of(value: Virtual) -> int:
 
 def _pays_materializing(value: Virtual, elems: int) -> bool:
     """Whether materializing a value of so many elements takes less time than recomputing it in its readers."""
-    special = any(work == SPECIAL_WORK for _, work in value.work)
-    return _work_of(value) >= MATERIALIZE_WORK and elems >= (MATERIALIZE_ELEMS if special else MATERIALIZE_PLAIN_ELEMS)
+    return _work_of(value) >= MATERIALIZE_WORK and elems >= MATERIALIZE_ELEMS
 
 
 def _is_deferred(t: Lifting, window: Window, array: Any, wheres: list[Positions], state: State) -> bool:

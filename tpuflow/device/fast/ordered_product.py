@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpuflow.device.fast.lax_rounding import Rounding, x64
+from tpuflow.device.fast.lax_rounding import Rounding, materialized, x64
 from tpuflow.device.fast.product_bounds import SMALLEST, Bounds, are_exact, combined_in_pieces, doubtful_places
 from tpuflow.device.fast.product_places import Axes, Places, Value, dot_dimensions
 from tpuflow.dtypes import F32, DType
@@ -39,7 +39,7 @@ def ordered_product(rounding: Rounding, a: Value, b: Value, whole: Contraction, 
     if places.terms <= _CHUNK or math.prod(places.sizes) * places.terms <= _DIRECT_PRODUCTS:
         with x64():
             return rounding.hide(_summed_directly(rounding, a, b, places))
-    a, b = (_materialized_if_reused(rounding, x, places) for x in (a, b))
+    a, b = (_materialized_if_reused(x, places) for x in (a, b))
     turned, turned_whole = _terms_last(a, whole)
     if dtype != F32:  # bounds of f32 read the operand as it lies, which is quicker; those of the others what is there anyway
         a, whole, places = turned, turned_whole, Places.of(turned_whole, turned, b)
@@ -69,10 +69,10 @@ def ordered_product(rounding: Rounding, a: Value, b: Value, whole: Contraction, 
         return rounding.hide(lax.cond(are_exact(*known), rounded, looked_through, sums))
 
 
-def _materialized_if_reused(rounding: Rounding, x: Value, places: Places) -> Value:
+def _materialized_if_reused(x: Value, places: Places) -> Value:
     """An operand, materialized if each of its elements is in many terms: the product, the bounds and the sums in ascending order all read
     it, and XLA would recompute it for each of them, one element at a time where they read it transposed."""
-    return rounding.materialized(x) if math.prod(places.sizes) * places.terms >= _MANY_TERMS * x.size else x
+    return materialized(x) if math.prod(places.sizes) * places.terms >= _MANY_TERMS * x.size else x
 
 
 def _terms_last(a: Value, whole: Contraction) -> tuple[Value, Contraction]:
@@ -132,7 +132,7 @@ def _mended(rounding: Rounding, result: Value, doubtful: Value, places: Places, 
     hands = min(max(_AT_ONCE_LEAST, min(_AT_ONCE, _TERMS_AT_ONCE // places.terms)), runs)
     missing = runs * width - count
     bits = lax.bitcast_convert_type(result, jnp.int32)
-    flat = lax.reshape(rounding.materialized(lax.select(doubtful, jnp.full_like(bits, _DOUBTFUL), bits)), (count,))
+    flat = lax.reshape(materialized(lax.select(doubtful, jnp.full_like(bits, _DOUBTFUL), bits)), (count,))
     flat = lax.pad(flat, np.int32(0), [(0, missing, 0)]) if missing else flat
 
     def chosen(flat: Value, unfinished: Value) -> tuple[Value, ...]:

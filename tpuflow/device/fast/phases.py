@@ -13,6 +13,7 @@ from typing import Any
 
 from jax import lax
 
+from tpuflow.device.fast.lax_rounding import materialized
 from tpuflow.isa.bounds import Bound
 from tpuflow.isa.contraction import Contraction
 
@@ -61,7 +62,7 @@ def in_phases(
     phases: Sequence[Phases], multiply: Multiply, a: Value, b: Value, whole: Contraction, low_padding: Sequence[int],
     sizes: Mapping[int, int],
 ) -> Value:  # fmt: skip
-    """The product of each phase, concatenated along the labels of the phases."""
+    """The product of each phase, concatenated along the labels of the phases and written so: its readers would pick each element anew."""
     if not phases:
         return multiply(a, b, low_padding, sizes)
 
@@ -79,4 +80,4 @@ def in_phases(
         here = phases[len(chosen)]
         return lax.concatenate([together((*chosen, n)) for n in range(len(here.ranges))], whole.out.index(here.label))
 
-    return together(())
+    return materialized(together(()))

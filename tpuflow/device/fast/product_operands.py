@@ -47,8 +47,6 @@ def product_operands(t: Lifting, i: MatmulAccumulate, trips: Trips, a: Virtual, 
     of_a, of_b = whole.lhs_bounds, whole.rhs_bounds
     own = t.ar.bitexact or not i.a.dtype.is_float or bool(trips.index)
     phases = None if own else phases_of(whole, sizes)
-    if phases is not None:
-        of_b = ()
     bare, array, low_padding = None if own or a.batch else a.unpadded, a.array, (0,) * len(whole.sliding)
     everywhere: Mask | None = None
     if bare is not None and (rest := _other_bounds(whole, bare.around, bare.array.shape)) is not None:

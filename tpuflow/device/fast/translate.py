@@ -17,12 +17,16 @@ from tpuflow.device.budget import Workload
 from tpuflow.device.fast import liveness
 from tpuflow.device.fast.arithmetic import LaxArithmetic, words
 from tpuflow.device.fast.cuts import Stage
+from tpuflow.device.fast.fourier import multiplies_roots, transforms
 from tpuflow.device.fast.host_callback import call_host
 from tpuflow.device.fast.kernel import translate_kernel
 from tpuflow.device.fast.lane_by_lane import picked
 from tpuflow.device.fast.lanes import Lanes
+from tpuflow.device.fast.lax_rounding import materialized
 from tpuflow.device.fast.liveness import AGAIN, CALLED, WORK, Key, Liveness, Step
 from tpuflow.device.fast.repeated_kernels import RepeatedKernels
+from tpuflow.device.fast.rewriting import Finder
+from tpuflow.device.fast.round_trips import round_trips, sorts_integers
 from tpuflow.device.fast.shapes import covers
 from tpuflow.device.fast.summed import Summed, summed
 from tpuflow.device.verify.footprint import cover, section_trips, store_box
@@ -30,6 +34,7 @@ from tpuflow.dtypes import BF16, F16, F32
 from tpuflow.isa.collectives import KINDS, Await, Collective, Position, sizes_of
 from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import Window
+from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 
 COPIED_ELEMS = 2**16
@@ -40,7 +45,8 @@ COPIED_ELEMS = 2**16
 class Translation:
     """A Program made ready for tracing.
 
-    over: the devices that share its mesh, if there are several. tiers: fills with the tier of every kernel, by place, while it is traced.
+    over: the devices that share its mesh, if there are several. finders: of what is to be replaced in what is traced. tiers: fills with the
+    tier of every kernel, by place, while it is traced. calls_numpy: whether there may be calls of `padded_product` in it.
     """
 
     program: Program
@@ -57,7 +63,9 @@ class Translation:
         self.liveness = Liveness(whole, self.workload.numbers)
         self.packed = _packed(self.program, whole)
         self.picked = _picked(self.program)
+        self.calls_numpy = any(isinstance(i, MatmulAccumulate) and i.bounds for k in self.program.kernels() for i in k.instructions)
         self.repeated = None if self.program.mesh or self.bitexact else RepeatedKernels(self.program)
+        self.finders = () if self.program.mesh or self.program.functions or self.bitexact else _finders(self.program)
 
     def __call__(
         self, stage: Stage, zero: Any, trips: Any, arrays: Mapping[Key, Any], infeeds: Sequence[Any], budget: Any
@@ -99,6 +107,12 @@ class Translation:
     def handed_on(self, buffer: int) -> np.dtype[Any]:
         """The NumPy type in which stages hand on a buffer."""
         return np.dtype(np.float32) if self.is_held(buffer) else self.program.buffers[buffer].dtype.numpy
+
+
+def _finders(program: Program) -> tuple[Finder, ...]:
+    """Those that may find something: what is looked through is traced twice."""
+    worth = ((multiplies_roots, transforms), (sorts_integers, round_trips))
+    return tuple(finder for is_worth_it, finder in worth if is_worth_it(program))
 
 
 def _overwritten(kernel: Kernel, program: Program) -> list[int]:
@@ -201,7 +215,7 @@ class _Run:
         for b in read & written & self.overwritten & env.keys():
             source, results = env.get(("read", b), (None, ()))
             if source is env[b] and source.size >= COPIED_ELEMS:  # XLA copies what it may overwrite if it may be read later
-                arrays[b] = self.ar.after(source, results, self.t.lanes.alike)
+                arrays[b] = materialized(source, results)
         hbm = {b: self.ar.take(array, self.program.buffers[b].dtype) for b, array in arrays.items()}
         if self.t.repeated is not None:
             new, tier = self.t.repeated.translate(kernel, hbm, self.ar, self.zero, self.resting, read_later)

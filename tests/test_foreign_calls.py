@@ -1,0 +1,133 @@
+"""Calls of NumPy functions out of XLA executables: products of padding that meets infinities."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tpuflow
+from tests.enumerated import Window, gradients
+from tests.partitioning import P, mesh_of
+from tests.quick import quickly_compiled
+from tpuflow.device.fast import padded_product
+from tpuflow.jaxprs.foreign_calls import foreign_call
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def _doubled(text: str, x: np.ndarray) -> np.ndarray:
+    if text:
+        raise ValueError(f"no {text}")
+    assert not x.flags.writeable
+    return x * 2
+
+
+doubled = foreign_call("tpuflow.tests.doubled", _doubled)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32, np.bool_, np.uint8])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0, 4), (2, 3, 4)])
+def test_arrays_come_and_go_as_they_are(dtype: type[np.generic], shape: tuple[int, ...]):
+    x = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    call = foreign_call("tpuflow.tests.same", lambda _, x: x)
+    np.testing.assert_array_equal(jax.jit(lambda x: call("", jax.typeof(x), x))(x), x)
+
+
+def test_under_vmap_every_lane_is_a_call():
+    x = jnp.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(jax.vmap(lambda row: doubled("", jax.typeof(row), row))(x), 2 * x)
+
+
+def test_an_error_in_the_function_fails_the_execution_and_the_next_call_runs():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="ValueError: no numbers"):
+        jax.block_until_ready(jax.jit(lambda x: doubled("numbers", jax.typeof(x), x))(jnp.ones(3)))
+    np.testing.assert_array_equal(jax.jit(lambda x: doubled("", jax.typeof(x), x))(jnp.ones(3)), [2, 2, 2])
+
+
+WINDOW = Window((3, 3), (2, 1), ((0, 1), (1, 1)), (1, 1), (1, 1))
+
+
+def weights_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
+    return jax.vjp(lambda w: WINDOW.convolution(x, w), jnp.zeros((3, 3, x.shape[-1], dy.shape[-1])))[1](dy)[0]
+
+
+def enumerated_gradient(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    return gradients(WINDOW, x, np.zeros((3, 3, x.shape[-1], dy.shape[-1]), np.float32), dy)[1]
+
+
+X = np.random.default_rng(0).standard_normal((4, 8, 8, 6)).astype(np.float32)
+DY = np.random.default_rng(1).standard_normal((4, 4, 8, 5)).astype(np.float32)
+DY[1, 0, 3, 2], DY[2, 2, 0, 4] = np.inf, np.nan
+
+
+@pytest.mark.parametrize("fidelity", ["native", "bitexact"])
+def test_a_product_in_parts_is_the_whole_one(fidelity: str, monkeypatch: pytest.MonkeyPatch):
+    with quickly_compiled():
+        f = tpuflow.jit(weights_gradient, fidelity=fidelity)
+        whole = np.asarray(f(X, DY))
+        monkeypatch.setattr(padded_product, "MOST_FACTORS", 100)
+        parts = np.asarray(f(X, DY))
+    assert np.isinf(whole).any() and np.isnan(whole).any() and np.isfinite(whole).any()
+    np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(parts, enumerated_gradient(X, DY), rtol=1e-4, atol=1e-4)
+
+
+def test_many_threads_may_need_it_at_once():
+    f, found = tpuflow.jit(weights_gradient), []
+    wanted = np.asarray(f(X, DY)).tobytes()
+
+    def call() -> None:
+        found.extend(np.asarray(f(X, DY)).tobytes() == wanted for _ in range(20))
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 160
+
+
+@pytest.mark.parametrize("chip", [0, 3])
+def test_an_infinity_on_one_of_several_chips_is_that_chips_alone(chip: int):
+    def one(x: jax.Array, dy: jax.Array) -> jax.Array:
+        return weights_gradient(x, dy)[None]
+
+    each = jax.shard_map(one, mesh=mesh_of({"data": 4}), in_specs=P("data"), out_specs=P("data"), check_vma=False)
+    dy = np.where(np.isfinite(DY), DY, 1)
+    dy[chip, 0, 3, 2] = np.inf
+    with quickly_compiled():
+        found = np.asarray(tpuflow.jit(each)(X, dy))
+    alone = [enumerated_gradient(X[n : n + 1], dy[n : n + 1]) for n in range(4)]
+    np.testing.assert_allclose(found, np.stack(alone), rtol=1e-4, atol=1e-4)
+    assert [bool(np.isinf(x).any()) for x in found] == [n == chip for n in range(4)]
+
+
+ENDS = """
+import sys, numpy as np, tpuflow
+from tests.test_foreign_calls import X, DY, weights_gradient
+f, many = tpuflow.jit(weights_gradient), int(sys.argv[1])
+x, dy = np.repeat(X, many, 0), np.repeat(DY, many, 0)
+result = f(x, dy)
+print(np.isinf(result).sum(), np.isnan(result).sum())
+for _ in range(3):
+    f(x, dy)
+sys.exit(7)
+"""
+
+
+def test_an_executable_from_the_cache_makes_the_call_in_another_process_which_ends_as_it_chose(tmp_path: Path):
+    environment = os.environ | {"TPUFLOW_CACHE": str(tmp_path), "PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu"}
+    wanted = enumerated_gradient(X, DY)
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", ENDS, "100"], env=environment, cwd=REPOSITORY, text=True, capture_output=True)
+        assert done.returncode == 7, done.stderr[-2000:]
+        assert done.stdout.split() == [str(np.isinf(wanted).sum()), str(np.isnan(wanted).sum())]
+    assert any(file.name.startswith("executable-") for file in tmp_path.rglob("*"))
