@@ -412,34 +412,55 @@ def test_room_of_no_worth_does_not_count() -> None:
     assert seconds(0.0) == sorted(seconds(0.0)) and seconds(1.0) != sorted(seconds(1.0))
 
 
+@pytest.mark.parametrize("chip", ["tpu-v3", "tpu-v5e"])
+def test_short_tiles_of_what_passes_leave_room_for_more_of_the_operand_that_stays(chip: str) -> None:
+    whole, row = tiling.MatmulSizes((), (4096,), (4096,), (1024,)), replace(get_chip(chip), vmem_bytes=16 * 2**20)
+    crowded = tiling.Operands(
+        2, 2, 24, 24, lambda tile: tile.products[1] * tile.products[3], (1024,), one_step=True, prices=tiling.Prices(0.2)
+    )
+    tiles = list(tiling.matmul_tiles(whole, row, crowded))
+    seconds, moves = zip(*(tiling.tiles_seconds(whole, tile, row, crowded) for tile in tiles), strict=True)
+    long = [i for i, tile in enumerate(tiles) if min(*tile.rows, *tile.columns) >= tiling.MATRIX_EDGE]
+    assert long and moves[0] < 0.75 * min(moves[i] for i in long) and seconds[0] < 1.02 * min(seconds[i] for i in long)
+
+
+@pytest.mark.parametrize("chip", ["tpu-v3", "tpu-v5p"])
+def test_short_tiles_cost_reading_the_accumulators_more_often(chip: str) -> None:
+    whole, row = tiling.MatmulSizes((), (4096,), (4096,), (4096,)), get_chip(chip)
+    operands = tiling.Operands(2, 2, 4, 4, lambda tile: tile.products[1] * tile.products[3], (512,), one_step=True)
+    tiles = [tiling.MatmulSizes((), (256,), (n,), (4096,), tiling.Stationary.LHS) for n in (128, 512)]
+    short, long = (tiling.tiles_seconds(whole, tile, row, operands)[0] for tile in tiles)
+    assert short > 1.02 * long
+
+
 def test_every_core_keeps_weights_of_its_own_columns_where_these_outweigh_the_rows() -> None:
     def halos(tile: tiling.MatmulSizes) -> int:
         return 128 * tile.rows[0] * math.prod(n + 1 for n in tile.rows[1:])
 
     whole = tiling.MatmulSizes((), (256, 28, 28), (2, 2, 128), (2, 2, 128))
     operands = tiling.Operands(2, 2, 4, 4, halos, (2, 2, 128), one_step=True)
-    tiles = next(tiling.matmul_tiles(whole, get_chip("tpu-v3"), replace(operands, prices=tiling.Prices(0.1, 0.0))))
+    tiles = next(tiling.matmul_tiles(whole, get_chip("tpu-v3"), replace(operands, prices=tiling.Prices(1.0, 0.0))))
     assert (tiles.stationary, math.prod(tiles.columns)) == (tiling.Stationary.RHS, 256)
 
 
-def square() -> Graph:
-    """A product of two square matrices."""
-    b = Builder("product", [T(F16, 4096, 4096)] * 2)
+def deep() -> Graph:
+    """A product with so long a contraction that no operand can stay on the chip."""
+    b = Builder("product", [T(F16, 4096, 32768), T(F16, 32768, 4096)])
     return fused(b, [b.convert(b.dot(*b.inputs, (1,), (0,)), F16)])
 
 
 def test_tiles_are_longer_where_arrays_multiply_faster_than_the_next_tiles_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    chip = replace(FAST, vmem_bytes=16 * 2**20)  # no operand can stay in it
-    longer = microseconds(square(), chip=chip)
+    chip = replace(FAST, vmem_bytes=16 * 2**20)
+    longer = microseconds(deep(), chip=chip)
     monkeypatch.setattr(tiling, "LONGER", 1)
-    assert longer < 0.9 * microseconds(square(), chip=chip)
+    assert longer < 0.9 * microseconds(deep(), chip=chip)
 
 
-@pytest.mark.parametrize(("vmem_mib", "tiles"), [(64, [4, 4, 8]), (16, [4, 4, 8]), (4, [8, 8, 8])])
+@pytest.mark.parametrize(("vmem_mib", "tiles"), [(64, [4, 4, 64]), (16, [4, 4, 64]), (4, [8, 8, 64])])
 def test_a_contraction_is_cut_alike_however_long_rows_and_columns_are(
     monkeypatch: pytest.MonkeyPatch, vmem_mib: int, tiles: list[int]
 ) -> None:
-    graph, chip = square(), replace(FAST, vmem_bytes=vmem_mib * 2**20)
+    graph, chip = deep(), replace(FAST, vmem_bytes=vmem_mib * 2**20)
 
     def grid() -> list[int]:
         (kernel,) = assemble(graph, plan_memory(graph, chip), chip, Interface()).kernels()

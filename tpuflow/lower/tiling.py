@@ -246,19 +246,22 @@ def matmul_tiles(whole: MatmulSizes, chip: Chip, operands: Operands, edge: int =
 
 
 def _stationary_tiles(whole: MatmulSizes, chip: Chip, sides: Sequence[int], operands: Operands) -> Iterator[MatmulSizes]:
-    """Tiles with the whole contraction and a stationary operand.
+    """Tiles with the whole contraction and a stationary operand. Where not all of it stays, those of the other one may be short: that
+    leaves room for more of what stays, which saves loads of what passes, whose own tiles do not change how often it is loaded.
 
     Only those that divide the steps among cores as evenly as separate points would, since the epilogue takes time as well.
     """
     one_step = replace(operands, depth=whole.contracted)
     shares = {max(ceil_div(math.prod(whole.columns), chip.cores), chip.matrix_columns)}.difference(sides)  # a part of them for every core
-    for rows, columns in itertools.product(sides, (*sides, *shares)):
-        tile = _tiles(whole, chip, rows, columns, one_step)
-        for stationary in (Stationary.LHS, Stationary.RHS):
-            staying = replace(tile, stationary=stationary)
-            walk = operands.walk(whole, staying)
-            if walk.steps > 1 and ceil_div(walk.points, chip.cores) * walk.steps == ceil_div(walk.points * walk.steps, chip.cores):
-                yield staying
+    wide, short = (*sides, *shares), tuple(shrinking(sides[-1] // 2, chip.matrix_columns))
+    sizes = [(stays, *size) for size in itertools.product(sides, wide) for stays in (Stationary.LHS, Stationary.RHS)]
+    sizes += [(Stationary.LHS, rows, n) for rows, n in itertools.product(sides, short) if rows < math.prod(whole.rows)]
+    sizes += [(Stationary.RHS, n, columns) for n, columns in itertools.product(short, wide) if columns < math.prod(whole.columns)]
+    for stays, rows, columns in sizes:
+        tile = replace(_tiles(whole, chip, rows, columns, one_step), stationary=stays)
+        walk = operands.walk(whole, tile)
+        if walk.steps > 1 and ceil_div(walk.points, chip.cores) * walk.steps == ceil_div(walk.points * walk.steps, chip.cores):
+            yield tile
 
 
 def _cost(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> float:
@@ -326,8 +329,8 @@ def useful_slots(step_bytes: int, chip: Chip) -> int:
 
 
 def tiles_seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: Operands) -> tuple[float, float]:
-    """(estimated seconds of a product's busiest core, seconds of its moves alone), with the addition of partial sums that other cores send
-    (tpuflow/chips/split_k.py).
+    """(estimated seconds of a product's busiest core, seconds of its moves alone), with reading accumulators, once for every tile of the
+    result, and the addition of partial sums that other cores send (tpuflow/chips/split_k.py).
 
     With sums over rows, or a stationary operand, the cores stream the same tiles side by side, each with columns or rows of its own.
     """
@@ -344,7 +347,9 @@ def tiles_seconds(whole: MatmulSizes, tile: MatmulSizes, chip: Chip, operands: O
     moved = shared.points * walk.stationary_bytes + work * walk.streamed_bytes
     once = min(moved, sum(operands.of(whole)) // shared.cores)
     move = once / rate + (moved - once) / max(rate, cached)
-    multiply = work * (chip.matrix_cycles(batch, m, n, k, "f16") + chip.issue_cycles) / chip.clock_hz
+    read = chip.matrix_fill_cycles + chip.vector_cycles((batch * m, n), ACCUMULATOR_BYTES) + chip.issue_cycles
+    reads = work if side_by_side else shared.points
+    multiply = (work * (chip.matrix_cycles(batch, m, n, k, "f16") + chip.issue_cycles) + reads * read) / chip.clock_hz
     turns = (move + multiply + work * chip.dma_seconds) / useful_slots(walk.streamed_bytes, chip)
     sums = partial_sums(chip, ((shape, ACCUMULATOR_BYTES),), shared.cores_per_point)
     add = sums.cycles / chip.clock_hz + sums.piece_bytes / rate
