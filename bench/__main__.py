@@ -1,7 +1,8 @@
-"""`python -m bench`: every benchmark, one after the other; figures are kept in bench/results/."""
+"""`python -m bench`: every benchmark, or those named, one after the other; figures are kept in bench/results/."""
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 
@@ -23,9 +24,14 @@ BENCHMARKS = (
 
 
 def main() -> int:
-    """Run them all; the exit status is that of the first that failed."""
+    """Run them; the exit status is that of the first that failed."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=", ".join(BENCHMARKS))
+    names = parser.parse_args().names or BENCHMARKS
+    if unknown := [name for name in names if name not in BENCHMARKS]:
+        parser.error(f"{unknown[0]} is none of {', '.join(BENCHMARKS)}; other measurements are run as python -m bench.{unknown[0]}")
     codes = []
-    for name in BENCHMARKS:
+    for name in names:
         print(f"--- bench.{name}", flush=True)
         codes.append(subprocess.run([sys.executable, "-m", f"bench.{name}", "--json", f"bench/results/{name}.json"]).returncode)
     return next(filter(None, codes), 0)
