@@ -29,84 +29,25 @@ _TYPES = {1: np.bool_, 2: np.int8, 3: np.int16, 4: np.int32, 6: np.uint8, 7: np.
 """XLA's element types that NumPy has, by number."""
 
 
-class _Version(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("major", ctypes.c_int), ("minor", ctypes.c_int)]
+def _structure(**fields: Any) -> Any:
+    return type("structure", (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 
-class _Failure(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("message", ctypes.c_char_p), ("code", ctypes.c_int)]
-
-
-class _Api(ctypes.Structure):
-    _fields_ = [
-        ("size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
-        ("version", _Version),
-        ("internal", ctypes.c_void_p),
-        ("failed", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Failure))),
-    ]
-
-
-class _Metadata(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("version", _Version)]
-
-
-class _Extension(ctypes.Structure):
-    _fields_ = [
-        ("size", ctypes.c_size_t),
-        ("type", ctypes.c_int),
-        ("next", ctypes.c_void_p),
-        ("metadata", ctypes.POINTER(_Metadata)),
-    ]
-
-
-class _Buffer(ctypes.Structure):
-    _fields_ = [
-        ("size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
-        ("type", ctypes.c_int),
-        ("data", ctypes.c_void_p),
-        ("rank", ctypes.c_int64),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-    ]
-
-
-class _Buffers(ctypes.Structure):
-    _fields_ = [
-        ("size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-        ("kinds", ctypes.c_void_p),
-        ("each", ctypes.POINTER(ctypes.POINTER(_Buffer))),
-    ]
-
-
-class _Text(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("length", ctypes.c_size_t)]
-
-
-class _Attributes(ctypes.Structure):
-    _fields_ = [
-        ("size", ctypes.c_size_t),
-        ("extension", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-        ("kinds", ctypes.c_void_p),
-        ("names", ctypes.c_void_p),
-        ("each", ctypes.POINTER(ctypes.POINTER(_Text))),
-    ]
-
-
-class _Frame(ctypes.Structure):
-    _fields_ = [
-        ("size", ctypes.c_size_t),
-        ("extension", ctypes.POINTER(_Extension)),
-        ("api", ctypes.POINTER(_Api)),
-        ("context", ctypes.c_void_p),
-        ("stage", ctypes.c_int),
-        ("arguments", _Buffers),
-        ("results", _Buffers),
-        ("attributes", _Attributes),
-    ]
+_HEAD = {"size": ctypes.c_size_t, "extension": ctypes.c_void_p}
+_COUNTED = {**_HEAD, "count": ctypes.c_int64, "kinds": ctypes.c_void_p}
+_Version = _structure(**_HEAD, major=ctypes.c_int, minor=ctypes.c_int)
+_Failure = _structure(**_HEAD, message=ctypes.c_char_p, code=ctypes.c_int)
+_Api = _structure(**_HEAD, version=_Version, internal=ctypes.c_void_p, failed=ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Failure)))
+_Metadata = _structure(size=ctypes.c_size_t, version=_Version)
+_Extension = _structure(size=ctypes.c_size_t, type=ctypes.c_int, next=ctypes.c_void_p, metadata=ctypes.POINTER(_Metadata))
+_Buffer = _structure(**_HEAD, type=ctypes.c_int, data=ctypes.c_void_p, rank=ctypes.c_int64, shape=ctypes.POINTER(ctypes.c_int64))
+_Buffers = _structure(**_COUNTED, each=ctypes.POINTER(ctypes.POINTER(_Buffer)))
+_Text = _structure(data=ctypes.c_void_p, length=ctypes.c_size_t)
+_Attributes = _structure(**_COUNTED, names=ctypes.c_void_p, each=ctypes.POINTER(ctypes.POINTER(_Text)))
+_Frame = _structure(
+    size=ctypes.c_size_t, extension=ctypes.POINTER(_Extension), api=ctypes.POINTER(_Api), context=ctypes.c_void_p, stage=ctypes.c_int,
+    arguments=_Buffers, results=_Buffers, attributes=_Attributes,
+)  # fmt: skip
 
 
 _under_way: deque[Any] = deque()
@@ -155,7 +96,7 @@ def foreign_call(name: str, function: Function) -> Callable[..., Any]:
     return call
 
 
-def _handle(name: str, frame: _Frame) -> int | None:
+def _handle(name: str, frame: Any) -> int | None:
     """What XLA calls: the address of an error, or None."""
     if frame.extension and frame.extension.contents.type == _METADATA:
         version = frame.extension.contents.metadata.contents.version
@@ -173,7 +114,7 @@ def _handle(name: str, frame: _Frame) -> int | None:
         return frame.api.contents.failed(ctypes.byref(_Failure(ctypes.sizeof(_Failure), None, message, _INTERNAL)))
 
 
-def _view(buffer: _Buffer) -> Array:
+def _view(buffer: Any) -> Array:
     dtype = np.dtype(_TYPES[buffer.type])
     shape = tuple(buffer.shape[n] for n in range(buffer.rank))
     size = math.prod(shape) * dtype.itemsize

@@ -216,9 +216,11 @@ class _Executable:
         """Launch as one executable even under `jax.disable_jit`, which is about the user's functions, not the device's arithmetic."""
         if jits_nothing():
             with jax.disable_jit(False):
-                outputs, given, done = self._run(self._zero, trips, donated, kept, infeeds, budget)
-        else:
-            outputs, given, done = self._run(self._zero, trips, donated, kept, infeeds, budget)
+                return self._called(trips, donated, kept, infeeds, budget)
+        return self._called(trips, donated, kept, infeeds, budget)
+
+    def _called(self, *arguments: Any) -> Any:
+        outputs, given, done = self._run(self._zero, *arguments)
         for x in done:
             wait_at_exit(x)
         return outputs, given
