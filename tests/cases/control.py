@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,10 @@ def _changed_in_place(x: Any) -> Any:
 
 def _state_scan(state: Any) -> Any:
     return lax.scan(lambda state, _: lax.rng_bit_generator(state, (3, 5)), state, None, length=3)
+
+
+def _threefry_words(state: Any, shape: tuple[int, ...], dtype: Any = np.uint32) -> Any:
+    return lax.rng_bit_generator(state, shape, dtype, algorithm=lax.RandomAlgorithm.RNG_THREE_FRY)
 
 
 def _dropped_product(words: Any, x: Any, w: Any) -> Any:
@@ -244,6 +249,12 @@ _RANDOM = [
     _case("rng_bit_generator-0d", lambda state: lax.rng_bit_generator(state, ()), Arg((4,), U32, "key")),
     _case("rng_bit_generator-none", lambda state: lax.rng_bit_generator(state, (0, 3)), Arg((4,), U32, "key")),
     _case("rng_bit_generator-philox", lambda state: lax.rng_bit_generator(state, (131,), algorithm=PHILOX), Arg((4,), U32, "key")),
+    *(
+        _case(f"rng_bit_generator-threefry-{'x'.join(map(str, shape))}", functools.partial(_threefry_words, shape=shape), Arg((4,), U32, "key"))
+        for shape in ((), (7,), (2, 3, 6), (3, 2, 5), (3, 5), (3, 3), (0, 3))
+    ),
+    _case("rng_bit_generator-threefry-uint8", functools.partial(_threefry_words, shape=(9,), dtype=np.uint8), Arg((4,), U32, "key")),
+    _case("rng_bit_generator-threefry-carries", lambda x: _threefry_words(x | np.uint32(0xFFFFFFFE), (5, 8)), Arg((4,), U32, "key")),
     _case("rng_bit_generator-carries", lambda x: lax.rng_bit_generator(x | np.uint32(0xFFFFFFFE), (40,)), Arg((4,), U32, "key")),
     _case("rng_bit_generator-moved", lambda state: lax.rng_bit_generator(state, (3, 4, 5))[1].T[1:], Arg((4,), U32, "key")),
     _case("rng_bit_generator-vmapped", jax.vmap(lambda state: lax.rng_bit_generator(state, (5,))), Arg((3, 4), U32, "key")),

@@ -39,11 +39,34 @@ def rng_bits(b: Builder, state: Value, shape: Sequence[int], dtype: DType) -> tu
     Of the state the first two words are the key, the others the lower half of a counter of 128 bits, which goes up by 1 for four words.
     """
     _require_counted(shape)
-    key, counter = b.slice_axis(state, 0, 0, 2), b.slice_axis(state, 0, 2, 4)
-    low, high = (b.slice_axis(counter, 0, n, n + 1) for n in range(2))
-    after = b.add(low, -(-math.prod(shape) // 4))
-    following = b.concatenate([key, after, b.add(high, b.convert(b.lt(after, low), U32))], 0)
-    return following, b.convert(b.random(state, shape), dtype)
+    return _counted_on(b, state, -(-math.prod(shape) // 4)), b.convert(b.random(state, shape), dtype)
+
+
+def threefry_bits(b: Builder, state: Value, shape: Sequence[int], dtype: DType) -> tuple[Value, Value]:
+    """What `rng_bits` gives, by threefry-2x32: XLA's for THREE_FRY.
+
+    Of the state the first two words are the key, the others a counter, which goes up by 1 for two words. These lie side by side along the
+    first axis of even length, else along the longest, whose last word is then left out.
+    """
+    _require_counted(shape)
+    lengths = tuple(shape) or (1,)
+    axis = next((axis for axis, n in enumerate(lengths) if n % 2 == 0), lengths.index(max(lengths)))
+    half = (*lengths[:axis], -(-lengths[axis] // 2), *lengths[axis + 1 :])
+    key0, key1, *counter = (b.reshape(b.slice_axis(state, 0, n, n + 1), ()) for n in range(4))
+    place, low, high = aligned(b, iota_2x32(b, shape=half)[1], *counter)
+    count = b.add(place, low)
+    pair = threefry2x32(b, key0, key1, count, b.add(b.convert(b.lt(count, low), U32), high))
+    apart = [b.reshape(words, (*half[: axis + 1], 1, *half[axis + 1 :])) for words in pair]
+    words = b.reshape(b.concatenate(apart, axis + 1), (*half[:axis], 2 * half[axis], *half[axis + 1 :]))
+    bits = b.reshape(b.slice_axis(words, axis, 0, lengths[axis]), tuple(shape))
+    return _counted_on(b, state, math.prod(half)), b.convert(bits, dtype)
+
+
+def _counted_on(b: Builder, state: Value, counts: int) -> Value:
+    """The state u32[4] with the lower half of its counter so much higher."""
+    key, low, high = (b.slice_axis(state, 0, *at) for at in ((0, 2), (2, 3), (3, 4)))
+    after = b.add(low, counts)
+    return b.concatenate([key, after, b.add(high, b.convert(b.lt(after, low), U32))], 0)
 
 
 def iota_2x32(b: Builder, *, shape: Sequence[int]) -> tuple[Value, Value]:

@@ -10,16 +10,14 @@ from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import Value
 from tpuflow.lower.importers.jaxpr.registry import enter, lowers
 from tpuflow.lower.operations import random
-from tpuflow.lower.operations.forms import UnsupportedForm
 
 enter({"threefry2x32": random.threefry2x32, "iota_2x32_shape": random.iota_2x32})
 
 
 @lowers("rng_bit_generator")
 def _rng_bit_generator(b: Builder, state: Value, *, shape: Sequence[int], dtype: Any, algorithm: Any) -> tuple[Value, Value]:
-    if algorithm.name == "RNG_THREE_FRY":
-        raise UnsupportedForm("the algorithm RNG_THREE_FRY; use RNG_PHILOX or RNG_DEFAULT, which is the same, or jax.random")
-    return random.rng_bits(b, state, shape, dtype_of(dtype))
+    drawn = random.threefry_bits if algorithm.name == "RNG_THREE_FRY" else random.rng_bits
+    return drawn(b, state, shape, dtype_of(dtype))
 
 
 @lowers("random_wrap", "random_unwrap", "to_edtype", "from_edtype", keys=True)

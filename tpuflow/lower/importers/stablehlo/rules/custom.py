@@ -14,7 +14,7 @@ from tpuflow.lower.operations.complex import Number, Type
 from tpuflow.lower.operations.forms import UnsupportedForm
 from tpuflow.lower.operations.host_calls import call_host
 from tpuflow.lower.operations.memories import device_put
-from tpuflow.lower.operations.random import rng_bits
+from tpuflow.lower.operations.random import rng_bits, threefry_bits
 
 _PLACEMENT = (
     "Sharding",
@@ -45,9 +45,10 @@ RULES.enter({"custom_call annotate_device_placement": _put}, **{"mhlo.frontend_a
 @RULES.lowers("stablehlo.rng_bit_generator")
 def _rng_bit_generator(b: Builder, state: Value, *, rng_algorithm: str, types: tuple[TensorType, TensorType]) -> tuple[Value, Value]:
     """Of a state of two 64-bit integers, which are held as four words."""
-    if state.shape != (2, 2) or rng_algorithm == "THREE_FRY":
-        raise UnsupportedForm(f"the algorithm {rng_algorithm}, with a state of {state.type.elems // 2} words of 64 bits; use PHILOX with 2")
-    following, bits = rng_bits(b, b.reshape(state, (4,)), types[1].shape, types[1].dtype)
+    if state.shape != (2, 2):
+        raise UnsupportedForm(f"the algorithm {rng_algorithm} with a state of {state.type.elems // 2} words of 64 bits; give it 2")
+    drawn = threefry_bits if rng_algorithm == "THREE_FRY" else rng_bits
+    following, bits = drawn(b, b.reshape(state, (4,)), types[1].shape, types[1].dtype)
     return b.reshape(following, (2, 2)), bits
 
 
