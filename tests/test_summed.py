@@ -95,6 +95,23 @@ def test_a_chips_own_product_is_not_made_where_nothing_but_the_sum_is_wanted(nam
     assert not Translation(program, bitexact=True).summed.buffers
 
 
+@pytest.mark.parametrize("summed", [True, False])
+def test_a_convolution_summed_over_chips_is_ynnpack_s_only_if_its_kernel_is_small_with_all_chips_terms(summed: bool) -> None:
+    """The kernel is the gradient of the images: [14, 14, 16, 32] on each of four chips."""
+
+    def gradient(x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return jnp.sum(jnp.sin(lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))))
+
+        found = jax.grad(loss)(jnp.full((3, 3, 8, 32), 0.1))
+        return lax.psum(found, BOTH) if summed else found[None]
+
+    fn = jax.shard_map(gradient, mesh=MESH, in_specs=P(BOTH), out_specs=P() if summed else P(BOTH), check_vma=False)
+    (made,) = FastEngine(tpuflow.jit(fn).program(jnp.ones((64, 16, 16, 8)))).translate()
+    text = made.compile().as_text()
+    assert " convolution(" in text and ("ynn_fusion" in text) == (not summed)
+
+
 SPREAD = """
 import jax, numpy as np, tpuflow
 from tests.test_summed import BOTH, CASES, MESH, ONE_IN_FOUR, P

@@ -93,7 +93,7 @@ class FastEngine:
         options: dict[str, Any] = (
             COMPILER_OPTIONS
             | (EXACT_OPTIONS if fidelity == "bitexact" else NATIVE_OPTIONS)
-            | (YNNPACK_CONVOLUTIONS if fidelity == "native" and _are_cached(program) else {})
+            | (YNNPACK_CONVOLUTIONS if fidelity == "native" and _are_cached(self.translation) else {})
             | (LEAST_MEMORY if chips_of(program.mesh) * occupied_bytes(program) >= LARGE_BYTES else {})
         )
         entries = kept_entries() if code and host is DEFAULT else None
@@ -278,10 +278,14 @@ def _stages(segments: Sequence[Segment]) -> list[Stage]:
     return found
 
 
-def _are_cached(program: Program) -> bool:
-    """Whether the kernels of all convolutions are small enough to stay in a core's cache."""
-    products = (i for kernel in program.kernels() for i in kernel.instructions if isinstance(i, MatmulAccumulate) and i.pairs)
-    return all(math.prod(axis.whole for axis in i.b.axes) < CACHED_ELEMS for i in products)
+def _are_cached(translation: Translation) -> bool:
+    """Whether the kernels of all convolutions are small enough to stay in a core's cache; one that is summed over chips is all chips'."""
+    return all(
+        math.prod(axis.whole for axis in i.b.axes) * translation.lanes.count(translation.summed.kernels.get(id(kernel), ())) < CACHED_ELEMS
+        for kernel in translation.program.kernels()
+        for i in kernel.instructions
+        if isinstance(i, MatmulAccumulate) and i.pairs
+    )
 
 
 def _some(items: Any) -> Any:

@@ -10,6 +10,7 @@ executable hands to the next has the mesh axes along which it may differ as lead
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,10 +71,14 @@ class Lanes:
         """The sharding over the devices of an array with these leading mesh axes."""
         return PartitionSpec(*(self.devices[a] for a in sorted(axes))) if self.devices else REPLICATED
 
+    def count(self, axes: Sequence[int]) -> int:
+        """How many of the chips along some axes are on one device."""
+        return math.prod(self.mesh[a].size // self.parts[a] for a in axes)
+
     def mapped(self, function: Callable[..., Any], ins: Tree, outs: Tree) -> Callable[..., Any]:
         """A function of one chip's arrays, over all chips; ins, outs: the leading mesh axes of every argument and result, as trees."""
         for n in reversed(range(len(self.mesh))):
-            front, lanes = functools.partial(_mapped, n), self.mesh[n].size // self.parts[n]
+            front, lanes = functools.partial(_mapped, n), self.count((n,))
             function = jax.vmap(function, _leaves(front, ins), _leaves(front, outs), axis_name=self.names[n], axis_size=lanes)
         if self.over is None:
             return function
@@ -87,7 +92,7 @@ class Lanes:
         lane = lax.axis_index(self.names[axis])
         if self.parts[axis] == 1:
             return lane
-        return lax.axis_index(self.devices[axis]) * (self.mesh[axis].size // self.parts[axis]) + lane
+        return lax.axis_index(self.devices[axis]) * self.count((axis,)) + lane
 
     def gathered(self, x: Any, axes: Sequence[int]) -> Any:
         """An all-gather over a group of chips: [elems] -> [chips, elems]."""
