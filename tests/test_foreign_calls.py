@@ -18,6 +18,7 @@ from tests.enumerated import Window, gradients
 from tests.partitioning import P, mesh_of
 from tests.quick import quickly_compiled
 from tpuflow.device.fast import padded_product
+from tpuflow.jaxprs import foreign_calls
 from tpuflow.jaxprs.foreign_calls import foreign_call
 
 REPOSITORY = Path(__file__).parents[1]
@@ -41,9 +42,16 @@ def test_arrays_come_and_go_as_they_are(dtype: type[np.generic], shape: tuple[in
     np.testing.assert_array_equal(jax.jit(lambda x: call("", jax.typeof(x), x))(x), x)
 
 
-def test_under_vmap_every_lane_is_a_call():
-    x = jnp.arange(6.0).reshape(2, 3)
-    np.testing.assert_array_equal(jax.vmap(lambda row: doubled("", jax.typeof(row), row))(x), 2 * x)
+def test_under_vmap_the_function_is_called_for_every_lane():
+    added = foreign_call("tpuflow.tests.added", lambda _, x, y: x + y)
+    x, y = jnp.arange(24.0).reshape(2, 4, 3), jnp.arange(6.0).reshape(2, 3)
+
+    def call(x: jax.Array, y: jax.Array) -> jax.Array:
+        return added("", jax.typeof(x), x, y)
+
+    np.testing.assert_array_equal(jax.vmap(lambda x: doubled("", jax.typeof(x), x))(x), 2 * x)
+    np.testing.assert_array_equal(jax.vmap(jax.vmap(call), (0, None))(x[:, :2], y), x[:, :2] + y)
+    np.testing.assert_array_equal(jax.vmap(jax.vmap(call, (0, None)))(x, y), x + y[:, None])
 
 
 def test_an_error_in_the_function_fails_the_execution_and_the_next_call_runs():
@@ -108,6 +116,26 @@ def test_an_infinity_on_one_of_several_chips_is_that_chips_alone(chip: int):
     alone = [enumerated_gradient(X[n : n + 1], dy[n : n + 1]) for n in range(4)]
     np.testing.assert_allclose(found, np.stack(alone), rtol=1e-4, atol=1e-4)
     assert [bool(np.isinf(x).any()) for x in found] == [n == chip for n in range(4)]
+
+
+def _steps(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Convolutions in a loop, padded by zeros, and gradients of their weights."""
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return w - 0.1 * jax.grad(lambda w: jnp.sum(jnp.sin(WINDOW.convolution(jnp.sin(WINDOW.convolution(x, w)), w))))(w), None
+
+    return jax.lax.scan(step, w, x[None].repeat(3, 0))[0][None]
+
+
+@pytest.mark.parametrize("chips", [1, 4])
+@pytest.mark.parametrize("fidelity", ["native", "bitexact"])
+def test_it_is_not_called_where_all_is_finite(fidelity: str, chips: int, monkeypatch: pytest.MonkeyPatch):
+    called = []
+    monkeypatch.setitem(foreign_calls._functions, "tpuflow.padded_product", lambda text, *arrays: called.append(text))
+    each = jax.shard_map(_steps, mesh=mesh_of({"data": chips}), in_specs=(P("data"), P()), out_specs=P("data"), check_vma=False)
+    with quickly_compiled():
+        jax.block_until_ready(tpuflow.jit(each if chips > 1 else _steps, fidelity=fidelity)(X, np.full((3, 3, 6, 6), 0.1, np.float32)))
+    assert not called
 
 
 ENDS = """

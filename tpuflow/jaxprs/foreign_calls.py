@@ -78,8 +78,8 @@ _handlers: list[Any] = []
 def foreign_call(name: str, function: Function) -> Callable[..., Any]:
     """Registers a function under a name in this process; returns (text, type of the result, *arrays) -> the result, traced.
 
-    An error in the function fails the execution, with its text. Under `vmap` the function is called for each lane by itself. A function of
-    the same name takes the place of the one before.
+    An error in the function fails the execution, with its text. Under `vmap` it is one call to XLA, and one of the function for each lane.
+    A function of the same name takes the place of the one before.
     """
     known = name in _functions
     _functions[name] = function
@@ -91,7 +91,7 @@ def foreign_call(name: str, function: Function) -> Callable[..., Any]:
         jax.ffi.register_ffi_target(name, new(ctypes.cast(handler, ctypes.c_void_p), None, None), platform="cpu")
 
     def call(text: str, result: jax.ShapeDtypeStruct, *arrays: Any) -> Any:
-        return jax.ffi.ffi_call(name, result, vmap_method="sequential")(*arrays, text=text)
+        return jax.ffi.ffi_call(name, result, vmap_method="expand_dims")(*arrays, text=f"{len(result.shape)} {text}")
 
     return call
 
@@ -103,15 +103,23 @@ def _handle(name: str, frame: Any) -> int | None:
         version.major, version.minor = _VERSION
         return None
     try:
-        text = frame.attributes.each[0].contents
+        written = frame.attributes.each[0].contents
+        rank, text = ctypes.string_at(written.data, written.length).decode().split(" ", 1)
         arrays = [_view(frame.arguments.each[n].contents) for n in range(frame.arguments.count)]
         for x in arrays:
             x.flags.writeable = False
-        _view(frame.results.each[0].contents)[...] = _functions[name](ctypes.string_at(text.data, text.length).decode(), *arrays)
+        result = _view(frame.results.each[0].contents)
+        for lane in np.ndindex(result.shape[: result.ndim - int(rank)]):
+            result[lane] = _functions[name](text, *(x[_of_lane(lane, x.shape)] for x in arrays))
         return None
     except BaseException as problem:
         message = f"{type(problem).__name__}: {problem}".encode()
         return frame.api.contents.failed(ctypes.byref(_Failure(ctypes.sizeof(_Failure), None, message, _INTERNAL)))
+
+
+def _of_lane(lane: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Where a lane's part of an array is, whose leading axes are of length 1 where it is the same for all lanes."""
+    return tuple(0 if n == 1 else at for at, n in zip(lane, shape, strict=False))
 
 
 def _view(buffer: Any) -> Array:

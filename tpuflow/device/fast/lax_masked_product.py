@@ -50,9 +50,10 @@ class Padding:
             return product
         text = described(labels, self.sizes, self.lengths, self.low_padding, exact=self.exact)
 
-        def again(_: tuple[Value, Value]) -> tuple[Value, Value]:
+        def again(state: tuple[Value, Value]) -> tuple[Value, Value]:
             masks = _elements(self.a_mask, self.whole.lhs, labels.lhs), _elements(self.b_mask, self.whole.rhs, labels.rhs)
-            return jnp.zeros((), jnp.bool_), padded_product(text, jax.ShapeDtypeStruct(product.shape, product.dtype), a, b, *masks)
+            here = lax.optimization_barrier((a, b, state[0]))[:2]  # what does not change in a loop XLA may compute before it
+            return jnp.zeros((), jnp.bool_), padded_product(text, jax.ShapeDtypeStruct(product.shape, product.dtype), *here, *masks)
 
         needed = _may_be_not_finite(product, met, self.dtype)
         return lax.while_loop(lambda state: state[0], again, (needed, product))[1]  # not a `cond`: the product is updated in place
