@@ -1,12 +1,14 @@
 """The host's time for simulated chips beside one chip with the whole batch: `python -m bench.mesh_speed`.
 
 The same training step, compiled before, its launches in turns in one process; wall and processor time, of several rounds the medians.
-`--processes` measures the chips over two processes, each with half of the cores, beside one process with all of them.
+`--processes` measures the chips over two processes, each with half of the cores, beside one process with all of them. docs/meshes.md shows
+`bench/results/mesh_speed.json`, docs/processes.md `bench/results/mesh_processes.json`, as `python -m bench.pages` writes them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import socket
@@ -153,9 +155,10 @@ def two_over_one(name: str, sharding: str, rounds: int) -> dict[str, float]:
 
 def measure_processes(models: Sequence[str], shardings: Sequence[str], rounds: int) -> tuple[dict[str, Any], bool]:
     """Figures by model and sharding, and whether all are within the limit."""
-    found = {f"{name} {sharding}": two_over_one(name, sharding, rounds) for name in models for sharding in shardings}
-    for label, row in found.items():
-        print(label, ", ".join(f"{key} {value:.2f}" for key, value in row.items()), flush=True)
+    found = {}
+    for name, sharding in itertools.product(models, shardings):
+        found[f"{name} {sharding}"] = row = two_over_one(name, sharding, rounds)
+        print(name, sharding, ", ".join(f"{key} {value:.2f}" for key, value in row.items()), flush=True)
     return found, all(row["wall"] <= PROCESSES_LIMIT for row in found.values())
 
 
@@ -186,7 +189,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     measure = measure_processes if given.processes else measure_chips
     found, within = measure(given.models, given.shardings, given.rounds)
     if given.json:
-        given.json.write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n", encoding="utf-8")
+        figures = {"machine": machine(), "chips": CHIPS, "limit": PROCESSES_LIMIT if given.processes else LIMIT, "rows": found}
+        given.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0 if within else 1
 
 

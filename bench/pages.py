@@ -166,6 +166,8 @@ BLOCKS: Mapping[str, Block] = {
     "cifar": _of("parity_cifar.json", "docs/recipes.md", recorded.classifier),
     "curves": _of("resnet50_curves.json", "docs/recipes.md", recorded.curves),
     "detection": _of("parity_yolov5.json", "docs/recipes.md", recorded.detection),
+    "mesh-speed": _of("mesh_speed.json", "docs/meshes.md", recorded.mesh_speed),
+    "mesh-processes": _of("mesh_processes.json", "docs/processes.md", recorded.mesh_processes),
     "gpt2": _of("parity_clm_124m.json", "docs/recipes.md", recorded.language),
     "gpt2-small": _of("parity_clm_10m.json", "docs/recipes.md", recorded.language),
 }

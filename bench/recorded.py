@@ -78,6 +78,21 @@ def diffusion_losses(figures: Figures) -> str:
     )
 
 
+def mesh_speed(figures: Figures) -> str:
+    """Several chips beside one with the whole batch."""
+    shardings = list(next(iter(figures["rows"].values()))["wall"])
+    rows = [(name, f"{row['one chip, ms']:.1f}", *(f"{row['wall'][x]:.2f}" for x in shardings)) for name, row in figures["rows"].items()]
+    heading = ("a training step of", "one chip, ms", *(f"{figures['chips']} chips, {x}" for x in shardings))
+    return f"{table(heading, rows)}\n\nTimes one chip's (limit {figures['limit']:g}; {figures['machine']})."
+
+
+def mesh_processes(figures: Figures) -> str:
+    """Two processes beside one."""
+    rows = [(name, *(f"{row[key]:.2f}" for key in ("one process, ms", "wall", "processor"))) for name, row in figures["rows"].items()]
+    heading = ("a training step of", "one process, ms", "two processes, times", "their processors' time, times")
+    return f"{table(heading, rows)}\n\nWith half of the cores each (limit {figures['limit']:g}; {figures['machine']})."
+
+
 def _last(losses: Sequence[float]) -> float:
     tail = losses[-len(losses) // 10 :]
     return sum(tail) / len(tail)
