@@ -127,8 +127,30 @@ for devices in (2, 4):
 """
 
 
-@pytest.mark.slow
-def test_sums_over_the_chips_of_several_devices_are_those_of_one() -> None:
+TOGETHER = """
+import jax, jax.numpy as jnp, numpy as np, tpuflow
+from jax import lax
+from tests.test_summed import MESH, P, X, product
+from tpuflow.device.fast.engine import FastEngine
+from tpuflow.device.fast.host_devices import SpreadHost
+
+def step(x):
+    sent = lax.psum(x * 2, "d"), lax.all_gather(jnp.sin(x), "d"), lax.psum(product(x), "d"), lax.psum(product(2 * x), "d")
+    return sent[0] + 1, sent[1].sum(0), sent[2] * lax.psum(sent[0].sum(), "d"), sent[3]
+
+program = tpuflow.jit(jax.shard_map(step, mesh=MESH, in_specs=P("d"), out_specs=P(), check_vma=False)).program(X)
+spread = FastEngine(program, host=SpreadHost(program.mesh, jax.devices()))
+(made,) = spread.translate()
+assert made.as_text().count("stablehlo.all_gather") == 3, "what chips send, the sums of products, and the sum that needs what is received"
+for want, got in zip(FastEngine(program).once([X]), spread.once([X]), strict=True):
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+"""
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(SPREAD, marks=pytest.mark.slow, id="the same sums"), pytest.param(TOGETHER, id="together")]
+)
+def test_the_chips_of_several_devices_are_as_those_of_one(script: str) -> None:
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    run = subprocess.run([sys.executable, "-c", SPREAD], env=environment, capture_output=True, text=True, check=False)
+    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -94,12 +94,12 @@ class Lanes:
             return lane
         return lax.axis_index(self.devices[axis]) * self.count((axis,)) + lane
 
-    def gathered(self, x: Any, axes: Sequence[int]) -> Any:
-        """An all-gather over a group of chips: [elems] -> [chips, elems]."""
-        elems = x.shape[-1]
+    def gathered(self, xs: Sequence[Any], axes: Sequence[int]) -> list[Any]:
+        """All-gathers over a group of chips, which between devices are one: each [elems] -> [chips, elems]."""
+        found = list(xs)
         for a in reversed(axes):
-            x = self._along(x, a)
-        return x.reshape(-1, elems)
+            found = self._along(found, a)
+        return [x.reshape(-1, sent.shape[-1]) for x, sent in zip(found, xs, strict=True)]
 
     def side_by_side(self, x: Any, axes: Sequence[int]) -> Any:
         """An all-gather over those chips of a group that are on this device: [...] -> [chips, ...]."""
@@ -108,19 +108,31 @@ class Lanes:
             x = lax.all_gather(x, self.names[a])
         return x.reshape(-1, *shape)
 
-    def over_devices(self, x: Any, axes: Sequence[int], combine: Callable[[Any, Any], Any]) -> Any:
-        """Values that each device has reduced over its own chips of a group, reduced over the devices by `combine`."""
+    def over_devices(self, xs: Sequence[Any], axes: Sequence[int], combine: Callable[[Any, Any], Any]) -> list[Any]:
+        """Values that each device has reduced over its own chips of a group, reduced over the devices by `combine`, all at once."""
+        found = list(xs)
         for a in axes:
             if self.parts[a] > 1:
-                x = functools.reduce(combine, lax.all_gather(x, self.devices[a]))
-        return x
+                found = [functools.reduce(combine, rows) for rows in self._between(found, a)]
+        return found
 
-    def _along(self, x: Any, axis: int) -> Any:
-        """An all-gather along one mesh axis: [...] -> [chips along the axis, ...]."""
-        x = lax.all_gather(x, self.names[axis])
+    def _along(self, xs: Sequence[Any], axis: int) -> list[Any]:
+        """All-gathers along one mesh axis: each [...] -> [chips along the axis, ...]."""
+        xs = [lax.all_gather(x, self.names[axis]) for x in xs]
         if self.parts[axis] == 1:
-            return x
-        return lax.all_gather(x, self.devices[axis]).reshape(self.mesh[axis].size, *x.shape[1:])
+            return xs
+        return [x.reshape(self.mesh[axis].size, *x.shape[2:]) for x in self._between(xs, axis)]
+
+    def _between(self, xs: Sequence[Any], axis: int) -> list[Any]:
+        """All-gathers over the devices along an axis: each [...] -> [devices, ...]. Those of a type are one, since devices of different
+        processes wait milliseconds for each other."""
+        found: dict[int, Any] = {}
+        for dtype in dict.fromkeys(x.dtype for x in xs):
+            these = [n for n, x in enumerate(xs) if x.dtype == dtype]
+            rows = lax.all_gather(jnp.concatenate([xs[n].reshape(-1) for n in these]), self.devices[axis])
+            pieces = lax.split(rows, [xs[n].size for n in these], 1)
+            found |= {n: piece.reshape(rows.shape[0], *xs[n].shape) for n, piece in zip(these, pieces, strict=True)}
+        return [found[n] for n in range(len(xs))]
 
     def own(self, rows: Any, axes: Sequence[int]) -> Any:
         """The row of this chip, of rows for each chip of a group: [chips, elems] -> [elems]."""
@@ -135,13 +147,13 @@ class Lanes:
     def greatest(self, x: Any, axes: Axes, *, here: bool) -> Any:
         """The maximum of a scalar over some axes; `here`: over this device's chips only, since other devices may not reach it."""
         for a in sorted(axes):
-            x = jnp.max(lax.all_gather(x, self.names[a]) if here else self._along(x, a))
+            x = jnp.max(lax.all_gather(x, self.names[a]) if here else self._along([x], a)[0])
         return x
 
     def first(self, x: Any, axes: Axes) -> Any:
         """The value of the first chip along some axes."""
         for a in sorted(axes):
-            x = self._along(x, a)[0]
+            x = self._along([x], a)[0][0]
         return x
 
     # ---- between host and chips

@@ -35,7 +35,7 @@ from tpuflow.isa.collectives import KINDS, Await, Collective, Position, sizes_of
 from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import Window
 from tpuflow.isa.matrix import MatmulAccumulate
-from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
+from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, children, walk
 
 COPIED_ELEMS = 2**16
 """Arrays so large are not to be copied before they are overwritten; copies of smaller ones take less time than it takes to avoid them."""
@@ -161,6 +161,7 @@ class _Run:
         self.resting: frozenset[int] = frozenset()
         self.sources: dict[int, int] = {}  # of copies, by their targets: one array under two numbers
         self.overwritten = frozenset(p.buffer for p in translation.program.inputs if p.donated)
+        self.started: list[tuple[Collective, Any]] = []  # and what is sent
 
     def buffer(self, env: dict[Any, Any], index: int) -> Any:
         """Content of a buffer; one that nothing wrote (zero elements, or partly stored so far) reads as zeros."""
@@ -170,9 +171,12 @@ class _Run:
     def blocks(self, code: tuple[Block, ...], env: dict[Any, Any], after: Set[int]) -> None:
         """Run blocks in order; buffers that are not needed any more leave `env`."""
         for step in self.t.liveness.steps(code, after):
+            if self._receives(step.block):
+                self._receive(env)
             self._block(step, env)
             for buffer in step.dead:
                 env.pop(buffer, None)
+        self._receive(env)
 
     def _block(self, step: Step, env: dict[Any, Any]) -> None:
         match block := step.block:
@@ -198,7 +202,8 @@ class _Run:
             case Position():
                 env[block.buffer] = self.t.lanes.position(block.axis)
             case Collective():
-                self._collective(block, env)
+                sent = self.ar.load(self.buffer(env, block.source), self.program.buffers[block.target].dtype)
+                self.started.append((block, sent.reshape(-1)))
             case Copy():
                 self._copy(block, env)
             case CallHost():
@@ -243,23 +248,36 @@ class _Run:
             items = self.buffer(env, c.target)
             env[c.target] = lax.dynamic_update_index_in_dim(items, array.reshape(target.shape[1:]), item, 0)
 
-    def _collective(self, c: Collective, env: dict[Any, Any]) -> None:
-        """All at once when it is started: nobody looks at the target, or touches the source, before it is awaited."""
-        lanes, kind, target = self.t.lanes, KINDS[c.kind], self.program.buffers[c.target]
-        sent = self.ar.load(self.buffer(env, c.source), target.dtype).reshape(-1)
-        received = self._sum(c, sent) if c.source in self.t.summed.buffers else self._meant(c, sent)
-        own = received if kind.alike else lanes.own(received, c.axes)
-        env[c.target] = self.ar.hold(own.reshape(target.shape), target.dtype)
+    def _receives(self, block: Block) -> bool:
+        """Whether a block needs what was started to be there, by itself or in nested blocks. An `Await` alone does not: the later, the more
+        collectives are one between devices."""
+        return bool(children(block)) or any(c.target in liveness.reads(block) | liveness.writes(block) for c, _ in self.started)
 
-    def _meant(self, c: Collective, sent: Any) -> Any:
-        """What is received, of what a chip sends."""
-        sizes, dtype = sizes_of(self.program.mesh, c.axes), self.program.buffers[c.target].dtype
-        return KINDS[c.kind].meaning(c, self.ar, self.t.lanes.gathered(sent, c.axes), sizes, dtype)
+    def _receive(self, env: dict[Any, Any]) -> None:
+        """What was started, all at once: nobody has looked at the targets, or touched the sources, since."""
+        alike: dict[Any, list[tuple[Collective, Any]]] = {}
+        for c, sent in self.started:
+            summed, varying = c.source in self.t.summed.buffers, self.t.lanes.varying.buffers[c.source]
+            alike.setdefault((c.axes, summed, varying - set(c.axes)), []).append((c, sent))
+        self.started = []
+        for (axes, summed, _), group in alike.items():
+            collectives, sent = zip(*group, strict=True)
+            for c, found in zip(collectives, (self._sums if summed else self._meant)(collectives, sent, axes), strict=True):
+                target = self.program.buffers[c.target]
+                own = found if KINDS[c.kind].alike else self.t.lanes.own(found, axes)
+                env[c.target] = self.ar.hold(own.reshape(target.shape), target.dtype)
 
-    def _sum(self, c: Collective, sent: Any) -> Any:
+    def _meant(self, collectives: Sequence[Collective], sent: Sequence[Any], axes: Sequence[int]) -> list[Any]:
+        """What is received over some axes, of what chips send."""
+        sizes, buffers = sizes_of(self.program.mesh, axes), self.program.buffers
+        rows = zip(collectives, self.t.lanes.gathered(sent, axes), strict=True)
+        return [KINDS[c.kind].meaning(c, self.ar, row, sizes, buffers[c.target].dtype) for c, row in rows]
+
+    def _sums(self, collectives: Sequence[Collective], sent: Sequence[Any], axes: Sequence[int]) -> list[Any]:
         """The same of what is the sum of one device's chips already."""
-        total = self.t.lanes.over_devices(sent, c.axes, lambda x, y: self.ar.binary("add", x, y, F32))
-        return total if KINDS[c.kind].alike else total.reshape(math.prod(sizes_of(self.program.mesh, c.axes)), -1)
+        totals = self.t.lanes.over_devices(sent, axes, lambda x, y: self.ar.binary("add", x, y, F32))
+        chips = math.prod(sizes_of(self.program.mesh, axes))
+        return [x if KINDS[c.kind].alike else x.reshape(chips, -1) for c, x in zip(collectives, totals, strict=True)]
 
     def _call_host(self, block: CallHost, env: dict[Any, Any]) -> None:
         buffers = self.program.buffers
