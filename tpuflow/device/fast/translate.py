@@ -251,7 +251,10 @@ class _Run:
     def _receives(self, block: Block) -> bool:
         """Whether a block needs what was started to be there, by itself or in nested blocks. An `Await` alone does not: the later, the more
         collectives are one between devices."""
-        return bool(children(block)) or any(c.target in liveness.reads(block) | liveness.writes(block) for c, _ in self.started)
+        if not self.started:
+            return False
+        touched = liveness.reads(block) | liveness.writes(block)
+        return bool(children(block)) or any(c.target in touched for c, _ in self.started)
 
     def _receive(self, env: dict[Any, Any]) -> None:
         """What was started, all at once: nobody has looked at the targets, or touched the sources, since."""
