@@ -17,7 +17,7 @@ def found():
 
 
 def test_the_page_is_up_to_date(found):
-    assert accuracy.PAGE.read_text() == accuracy.page(*found), "run python -m bench.accuracy --fit"
+    assert accuracy.PAGE.read_text() == accuracy.page(*found), "run python -m bench.accuracy --stored"
 
 
 def test_the_fitted_constants_are_the_chips_calibrations(found):
