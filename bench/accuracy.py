@@ -247,7 +247,7 @@ def page(fits: Mapping[str, Fit], lines: list[Line], others: list[Mapping[str, s
         "",
         *ABOUT_CONSTANTS,
         "",
-        "The constants are those that tpuflow has, as the last run with `--fit` found them; errors of a model left out are those of fits to",
+        "The constants are those that tpuflow has, as the last `--fit` found them; errors of a model left out are those of fits to",
         "the other rows. A fit minimises the mean absolute logarithm of modelled over measured, a row that is off by half or more counting",
         "as off by half: such a row does not pull on the constants. Rows of grade B are compared, not fitted.",
         "",
