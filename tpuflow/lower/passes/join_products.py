@@ -117,29 +117,52 @@ class _Joining:
     def _join_neighbour(self, at: int) -> bool:
         """Fuse a neighbouring product into the row kernel at a position, if that is profitable; whether one was fused."""
         rows = self._node(at)
-        makers = {self.defined_at[v] for v in rows.inputs if v in self.defined_at}
-        for other in sorted(makers.union(*(self.readers.get(v, ()) for v in rows.results))):
-            if _is_neighbour(self._node(other), rows, before=other < at) and self._join((at, other)):
+        for other in sorted(self._makers(at).union(*(self.readers.get(v, ()) for v in rows.results))):
+            if _is_neighbour(self._node(other), rows, before=other < at) and self._join(at, other, set()):
                 return True
         return False
 
     def _join_rows(self, at: int) -> bool:
         """Fuse a later kernel over the same rows that shares an operand with this one or reads its results, if that is profitable."""
         rows = self._node(at)
-        values = (*rows.inputs, *rows.results)
+        values, linked = (*rows.inputs, *rows.results), set[int]()
         beside = {i for v in values for i in self.readers.get(v, ()) if i > at and is_rows(self.nodes[i])}
-        return any(self._join((at, other)) for other in sorted(i for i in beside if _same_rows(rows, self._node(i))))
+        return any(self._join(at, other, linked) for other in sorted(i for i in beside if _same_rows(rows, self._node(i))))
 
-    def _join(self, members: Sequence[int]) -> bool:
-        """Fuse kernels into one, if that is profitable and there is an order with it."""
+    def _join(self, at: int, other: int, linked: set[int]) -> bool:
+        """Fuse two kernels into one, if that is profitable and there is an order with it; `linked` as for `_are_linked`."""
+        members = (at, other)
         form = self._form(members)
-        if form in self.refused:
+        if form in self.refused or self._are_linked(min(members), max(members), linked):
             return False
         found = self._merged(members)
         if found is None or not self._pays([found[1]], [self._node(at) for at in members]):
             self.refused.add(form)
             return False
         return self._replace(dict.fromkeys(members), dict([found]))
+
+    def _are_linked(self, first: int, last: int, linked: set[int]) -> bool:
+        """Whether a kernel depends on an earlier one by way of others, so that both as one would depend on themselves; as those of two layers
+        do, which may well share an operand. `linked`: kernels that are known to depend on the first one, which grows.
+
+        The order of all nodes would say so, too, after a time that depends on how many there are.
+        """
+        left, visited = [*self._makers(last) - {first}], set[int]()
+        while left:
+            at = left.pop()
+            if at < first or at in visited:
+                continue
+            makers = self._makers(at)
+            if at in linked or first in makers:
+                linked.add(last)
+                return True
+            visited.add(at)
+            left += makers
+        return False
+
+    def _makers(self, at: int) -> set[int]:
+        """The positions of the nodes that make what the one at a position reads."""
+        return {self.defined_at[v] for v in self._node(at).inputs if v in self.defined_at}
 
     def _form(self, members: Iterable[int]) -> Hashable:
         """What decides whether kernels are fused: their structure, which operands and results they share, and which results others read.
