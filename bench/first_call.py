@@ -39,7 +39,20 @@ def _gpt2() -> tuple[Any, Any]:
     return GPT2(config), (tokens, tokens)
 
 
-WORKLOADS: Mapping[str, Callable[[], tuple[Any, Any]]] = {"resnet50": _resnet50, "gpt2": _gpt2}
+def _bert_large() -> tuple[Any, Any, Any]:
+    from dataclasses import replace
+
+    from models.bert import NO_DROPOUT, SIZES, BertForPreTraining, pretraining_batch
+    from train.bert import loss
+
+    shapes, rng = pretraining_batch(2, 128, 20), np.random.default_rng(0)
+    words = {name: rng.integers(0, 2 if name == "next_sentence_label" else 100, one.shape).astype(np.int32) for name, one in shapes.items()}
+    ones = {"attention_mask": np.ones((2, 128), np.int32), "token_type_ids": np.zeros((2, 128), np.int32)}
+    return BertForPreTraining(replace(SIZES["bert-large-uncased"], **NO_DROPOUT)), {**words, **ones}, loss
+
+
+WORKLOADS: Mapping[str, Callable[[], tuple[Any, ...]]] = {"resnet50": _resnet50, "gpt2": _gpt2, "bert_large": _bert_large}
+"""Name -> what makes model, batch and, where it is not the model's own, loss."""
 
 
 def measure(workload: str, mode: str) -> dict[str, float]:
@@ -49,8 +62,8 @@ def measure(workload: str, mode: str) -> dict[str, float]:
 
     import tpuflow
 
-    model, batch = WORKLOADS[workload]()
-    made = tpuflow.training_step(model, batch, "fp32", optax.sgd(1e-3))
+    model, batch, *loss = WORKLOADS[workload]()
+    made = tpuflow.training_step(model, batch, "fp32", optax.sgd(1e-3), *loss)
     step = (jax.jit if mode == "jax" else tpuflow.jit)(made.step)
     began, worked = time.perf_counter(), time.process_time()
     jax.block_until_ready(jax.tree.leaves(step(made.state, batch)))

@@ -14,7 +14,7 @@ from tpuflow.device.fast import lax_convolution, lax_sort
 from tpuflow.device.fast.half import narrow_moved, widen_bits
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
 from tpuflow.device.fast.lax_masked_product import Mask, Padding
-from tpuflow.device.fast.lax_reduce import extreme, reduced
+from tpuflow.device.fast.lax_reduce import column_sums, extreme, reduced
 from tpuflow.device.fast.lax_rounding import Rounding, flushed, in_word, materialized, quiet, widen, word_type
 from tpuflow.device.fast.phases import Phases, in_phases
 from tpuflow.dtypes import BF16, F16, F32, S32, STORAGE, U32, DType
@@ -218,13 +218,17 @@ class LaxArithmetic:
         """One after the other."""
         return lax.concatenate(values, axis)
 
-    def reduce(self, op: str, start: Value, a: Value, axes: Sequence[int], block: int, dtype: DType) -> Value:
-        """Halving trees, block after block; in any order where that cannot be seen, or native f32."""
+    def reduce(
+        self, op: str, start: Value, a: Value, axes: Sequence[int], block: int, dtype: DType, *, in_memory: bool = False
+    ) -> Value:
+        """Halving trees, block after block; in any order where that cannot be seen, or native f32. in_memory: nothing computes `a` as it is
+        reduced."""
         if a.size == 0:
             return start
         rounds = dtype != F32 and op in ("add", "mul")
         if not dtype.is_float or not (rounds or self.bitexact):
-            return self.binary(op, start, self._reduce_freely(op, a, axes, dtype), dtype)
+            sums = column_sums(a, axes) if in_memory and op == "add" and dtype == F32 and not self.bitexact else None
+            return self.binary(op, start, self._reduce_freely(op, a, axes, dtype) if sums is None else sums, dtype)
         block = block if op in ("add", "mul") else a.size  # of all others the order cannot be seen
         blocks = self._halve(op, self._in_blocks(op, a, axes, block, dtype), 1, dtype)  # [blocks, 1, kept...]
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_batching import custom_vmap
 
 from tpuflow.device.fast.lax_rounding import turned
 
@@ -20,7 +21,9 @@ _PIECES = 8
 _LEAST_ELEMS = 2**16
 _FEW_ROWS, _FEW_ELEMS = 32, 2**10
 _WINDOW = 32
+_ROWS, _COLUMNS = 128, 256
 _ROW_ELEMS = 1024
+"""The most elements that are added one after the other."""
 _LEAST, _MOST = np.int32(-(2**31)), np.int32(2**31 - 1)
 _EXTREMES: dict[str, tuple[Combine, np.int32, np.int32]] = {"max": (lax.max, _MOST, _LEAST), "min": (lax.min, _LEAST, _MOST)}
 """(how integers are combined, the one that stands for NaN, the identity)."""
@@ -37,6 +40,32 @@ def reduced(a: Value, axes: Sequence[int], combine: Combine, nothing: Any) -> Va
     for axis in reversed(along):
         found = _along(_in_pieces(found, axis, combine), axis, combine, nothing)
     return found.reshape([1 if axis in axes else n for axis, n in enumerate(a.shape)])
+
+
+def column_sums(a: Value, axes: Sequence[int]) -> Value | None:
+    """The sums of an f32 array that is in memory, by a product with ones; None if these are not columns, or too few or too many elements.
+
+    Beside `reduced` it takes 0.10 and 0.12 ms for [1024, 768], 0.016 and 0.019 for [256, 256], 0.032 and 0.024 for [1024, 128], and is two
+    operations to compile instead of 23. What is computed as it is summed would have to be written to memory first.
+    """
+    lengths, along = _neighbours_as_one(a.shape, axes)
+    if len(lengths) != 2 or along != [0] or not _ROWS <= lengths[0] <= _ROW_ELEMS or lengths[1] < _COLUMNS:
+        return None
+    return _times_ones(a.reshape(lengths)).reshape([1 if axis in axes else n for axis, n in enumerate(a.shape)])
+
+
+@custom_vmap
+def _times_ones(a: Value) -> Value:
+    """[..., rows, columns] -> [..., columns]. Twice: for a vector XLA:CPU compiles a loop of its own, for two it calls YNNPACK's."""
+    *lanes, rows, _ = a.shape
+    each, place = tuple(range(len(lanes))), len(lanes)
+    sums = lax.dot_general(jnp.ones((*lanes, 2, rows), a.dtype), a, (((place + 1,), (place,)), (each, each)))
+    return lax.index_in_dim(sums, 0, place, keepdims=False)
+
+
+@_times_ones.def_vmap
+def _(axis_size: int, batched: Sequence[bool], a: Value) -> tuple[Value, bool]:
+    return _times_ones(a), True  # `vmap` would make lanes columns, and XLA:CPU transpose them
 
 
 def extreme(op: str, a: Value, axes: Sequence[int]) -> Value:

@@ -146,7 +146,8 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
     axes = (*taken, *(len(batch) + len(steps) + x for x in i.axes))
     source = t.expand(a, batch)
     block = i.block if not steps else math.prod(source.shape[x] for x in axes)
-    state.tiles[i.acc] = Virtual(lax.squeeze(t.ar.reduce(i.op, start, source, axes, block, i.a.dtype), taken), batch)
+    found = t.ar.reduce(i.op, start, source, axes, block, i.a.dtype, in_memory=not a.work)
+    state.tiles[i.acc] = Virtual(lax.squeeze(found, taken), batch)
 
 
 def _inner_batch(value: Virtual, inner: tuple[int, ...]) -> Virtual:
