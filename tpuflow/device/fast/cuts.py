@@ -77,7 +77,7 @@ class Cuts:
         """The trip counts that the Program itself says."""
         return known_trips(self.program)
 
-    @property
+    @cached_property
     def short(self) -> bool:
         """Whether the whole Program is known to be done soon."""
         return self._is_short(self.program.code) and not self.liveness.uses_of(self.program.code).counted

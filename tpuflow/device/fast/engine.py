@@ -23,6 +23,7 @@ from tpuflow.device.limits import occupied_bytes
 from tpuflow.device.varying import NONE, Axes, cut_axes
 from tpuflow.device.verify import verify
 from tpuflow.isa.collectives import chips_of, sizes_of
+from tpuflow.isa.file import code_hash
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import jits_nothing
@@ -75,13 +76,13 @@ LEAST_MEMORY = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 class FastEngine:
     """Runs a Program as XLA:CPU executables, in "native" or "bitexact" fidelity, on JAX's default backend or a `host` of their own.
 
-    With the hash of the Program's `code`, on JAX's default backend, they are taken from the persistent cache if there is one.
+    With `keeps`, on JAX's default backend, they are taken from the persistent cache if there is one.
     """
 
     consumes = True
     """Whether a launch overwrites donated inputs, so that they are lost if it is interrupted."""
 
-    def __init__(self, program: Program, *, fidelity: str = "native", verified: bool = False, host: Host = DEFAULT, code: str = ""):
+    def __init__(self, program: Program, *, fidelity: str = "native", verified: bool = False, host: Host = DEFAULT, keeps: bool = False):
         if not verified:
             verify(program)
         self.program, self.host = program, host
@@ -96,10 +97,10 @@ class FastEngine:
             | (YNNPACK_CONVOLUTIONS if fidelity == "native" and _are_cached(self.translation) else {})
             | (LEAST_MEMORY if chips_of(program.mesh) * occupied_bytes(program) >= LARGE_BYTES else {})
         )
-        entries = kept_entries() if code and host is DEFAULT else None
+        entries = kept_entries() if keeps and host is DEFAULT else None
         self._entries = entries if entries is not None and can_keep() else None
         self._stages = {
-            id(s): _Executable(s, self.translation, options, host, functools.partial(self._jit, f"{code} {fidelity} {number}"))
+            id(s): _Executable(s, self.translation, options, host, functools.partial(self._jit, f"{fidelity} {number}"))
             for number, s in enumerate(_stages(self.segments))
         }
         places = {p.buffer: i for i, p in enumerate(program.inputs)}
@@ -113,7 +114,12 @@ class FastEngine:
         """The jitted function of a stage, from the persistent cache if there is one."""
         if self._entries is None:
             return self.host.jit(function, options, sizes)
-        return CachedFunction(function, options, sizes, self._entries, identity, results, self.translation.tiers)
+        return CachedFunction(function, options, sizes, self._entries, f"{self.code} {identity}", results, self.translation.tiers)
+
+    @functools.cached_property
+    def code(self) -> str:
+        """The hash of the Program's code."""
+        return code_hash(self.program)
 
     def once(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a `short` Program, with half the host's overhead of `start`. On one chip they are not waited for.
