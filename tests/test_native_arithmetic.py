@@ -17,6 +17,7 @@ from tests.quick import quickly_compiled
 from tests.tolerances import NATIVE_F32, NATIVE_SHORT_SPECIAL, sum_bound
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.engine import FastEngine
+from tpuflow.device.fast.lax_reduce import column_sums
 from tpuflow.dtypes import BF16, COMPUTED, F16, F32, PRED, S32, DType
 from tpuflow.isa.contraction import Contraction
 from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
@@ -121,6 +122,29 @@ def test_native_extremes_are_those_of_integers_and_hand_on_nan_and_the_sign_of_z
         np.testing.assert_array_equal(np.signbit(got[expected == 0]), np.signbit(expected[expected == 0]))
     made = jax.make_jaxpr(lambda x: LaxArithmetic(False).reduce(op, x[:, :1], x, (1,), 43, dtype))(x.astype(np.float32))
     assert f"i32[6] = reduce_{op}" in str(made)
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_columns_of_what_is_in_memory_are_summed_by_a_product_with_ones(computed: bool):
+    def f(x: jax.Array) -> jax.Array:
+        return (jnp.square(x) if computed else x).sum(0)
+
+    x = finite_values(F32, (256, 512), 51) % 4
+    x[3, 5], x[4, 6], x[5, 7], x[:, 8] = np.inf, -np.inf, np.nan, -0.0
+    (made,) = FastEngine(tpuflow.jit(f).program(x)).translate()
+    assert ("dot_general" in made.as_text()) != computed
+    got, terms = tpuflow.jit(f)(x), np.square(x, dtype=np.float64) if computed else x.astype(np.float64)
+    size = np.abs(terms).sum(0)
+    finite = np.isfinite(size)
+    np.testing.assert_array_equal(got[~finite], terms.sum(0)[~finite])
+    assert (np.abs(got - terms.sum(0))[finite] <= sum_bound(256) * size[finite]).all()
+
+
+def test_columns_of_several_lanes_are_summed_without_a_transposition():
+    x = finite_values(F32, (2, 256, 512), 52) % 4
+    summed = jax.jit(jax.vmap(lambda x: column_sums(x, (0,))))
+    assert "transpose" not in summed.lower(x).as_text()
+    assert (np.abs(summed(x)[:, 0] - x.sum(1, dtype=np.float64)) <= sum_bound(256) * np.abs(x).sum(1)).all()
 
 
 def test_native_sums_of_several_rows_of_columns_are_of_windows():

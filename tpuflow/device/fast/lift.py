@@ -137,6 +137,7 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
     else:
         _local_axes(t, i.a, i.axes)
     steps = tuple(g for g in a.batch if t.folded and i.acc in t.carried and g in t.kernel.sequential)
+    in_memory = not a.work
     if a.again is not None:
         a = Virtual(a.again(), a.batch)
     a = _inner_batch(a, steps)
@@ -146,7 +147,7 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
     axes = (*taken, *(len(batch) + len(steps) + x for x in i.axes))
     source = t.expand(a, batch)
     block = i.block if not steps else math.prod(source.shape[x] for x in axes)
-    found = t.ar.reduce(i.op, start, source, axes, block, i.a.dtype, in_memory=not a.work)
+    found = t.ar.reduce(i.op, start, source, axes, block, i.a.dtype, in_memory=in_memory)
     state.tiles[i.acc] = Virtual(lax.squeeze(found, taken), batch)
 
 
