@@ -218,9 +218,7 @@ class LaxArithmetic:
         """One after the other."""
         return lax.concatenate(values, axis)
 
-    def reduce(
-        self, op: str, start: Value, a: Value, axes: Sequence[int], block: int, dtype: DType, *, in_memory: bool = False
-    ) -> Value:
+    def reduce(self, op: str, start: Value, a: Value, axes: Sequence[int], block: int, dtype: DType, *, in_memory: bool = False) -> Value:
         """Halving trees, block after block; in any order where that cannot be seen, or native f32. in_memory: nothing computes `a` as it is
         reduced."""
         if a.size == 0:

@@ -142,8 +142,8 @@ class _Joining:
         return self._replace(dict.fromkeys(members), dict([found]))
 
     def _are_linked(self, first: int, last: int, linked: set[int]) -> bool:
-        """Whether a kernel depends on an earlier one by way of others, so that both as one would depend on themselves; as those of two layers
-        do, which may well share an operand. `linked`: kernels that are known to depend on the first one, which grows.
+        """Whether a kernel depends on an earlier one by way of others, so that both as one would depend on themselves, as those of two
+        layers do, which may well share an operand. `linked`: kernels that are known to depend on the first one, which grows.
 
         The order of all nodes would say so, too, after a time that depends on how many there are.
         """
