@@ -37,6 +37,7 @@ from tpuflow.isa.liveness import Timeline
 from tpuflow.isa.program import Kernel, Loop, Program
 from tpuflow.isa.reuse import reuse
 from tpuflow.lower.residency import keep_on_chip
+from tpuflow.lower.stays import Bus, Stay, Stays
 from tpuflow.pjrt.executable import _fresh_bytes
 from tpuflow.reports.memory import memory_map
 
@@ -145,6 +146,27 @@ def test_an_array_stays_if_there_is_room_beside_what_every_kernel_takes_meanwhil
     crowded = replace(row, vmem_bytes=tiles + 2**20) if row.array_space == "vmem" else replace(row, cmem_bytes=again + 2**20)
     assert not keep_on_chip(replace(_in_hbm(small), chip=crowded)).resident, "2 MiB do not fit in the 1 that is left"
     assert keep_on_chip(replace(_in_hbm(small), chip=row)).resident == small.resident
+
+
+def _stays_of_weights(steps: int) -> list[Stay]:
+    """Where the weights of an unrolled recurrent network could stay, which all of its steps read."""
+
+    def unrolled(x: Any, w: Any) -> Any:
+        for _ in range(steps):
+            x = jnp.tanh(x @ w)
+        return x
+
+    arguments = jax.ShapeDtypeStruct((8, 512), jnp.float32), jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    program = replace(compile_function(unrolled, arguments, chip=without_a_place("tpu-v5e")), chip=get_chip("tpu-v5e"))
+    timeline = Timeline(program)
+    return list(Stays.of(program, timeline, Bus.of(program, timeline), frozenset()).all([program.inputs[1].buffer]))
+
+
+def test_what_many_kernels_read_may_stay_for_some_of_them_but_not_between_any_two():
+    few, some, many = map(_stays_of_weights, (16, 64, 128))
+    assert len(few) == 16 * 15 // 2  # a copy for one reader saves nothing
+    assert len(some) < len(many) < 2.5 * len(some)
+    assert max(len(stay.accesses) for stay in many) == 128
 
 
 def _in_hbm(program: Program) -> Program:

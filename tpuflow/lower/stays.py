@@ -6,6 +6,7 @@ meanwhile than the copy does, and where they gain more than they may have to wai
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,9 @@ from tpuflow.isa.reuse import reuse
 
 COPIES_AHEAD = 8
 """Kernels at most that a copy from HBM goes ahead of its first reader: it takes place on the chip all that time."""
+FEW_READERS = 32
+"""A recurrent network's weights, unrolled, have hundreds of readers. If any of these might be a copy's first and any its last, choosing
+would take a time of the third power of them."""
 Site = tuple[str, int]
 """A place between blocks: the list of blocks by its path, and how many of its blocks come before."""
 
@@ -218,22 +222,33 @@ class Stays:
 
     def _from_a_copy_on(self, n: int, accesses: Sequence[Access]) -> Iterator[Stay]:
         """Copied from HBM ahead of some readers."""
-        for i, first in enumerate(accesses):
-            path, position = self._site(first)
-            written = next((a for a in reversed(accesses[:i]) if a.written), None)
+        sites, stops = [self._site(a) for a in accesses], self._stops(accesses)
+        read = [0, *itertools.accumulate(a.read for a in accesses)]
+        written: Access | None = None
+        for i, access in enumerate(accesses):
+            path, position = sites[i]
             before = None if written is None else self._within(path, written)
             earliest = max(0 if before is None else before + 1, position - COPIES_AHEAD)
-            saved = -self.program.buffers[n].bytes
-            for j in range(i, len(accesses)):
-                access = accesses[j]
-                if access.written or self._site(access)[0] != path:
-                    break
-                saved += access.read
-                if self._is_worth(saved):
-                    begins = self._ahead(n, path, position, earliest)
-                    here, line = tuple(accesses[i : j + 1]), self.lines[path]
-                    meanwhile = tuple(line[begins:position])
-                    yield Stay(n, line[begins], access.tick, here, saved, (path, begins), (path, position), loads=True, meanwhile=meanwhile)
+            saved = {i + m: read[i + m] - read[i] - self.program.buffers[n].bytes for m in _lengths(stops[i] - i)}
+            worth = {stop: some for stop, some in saved.items() if self._is_worth(some)}
+            if worth:
+                begins, line = self._ahead(n, path, position, earliest), self.lines[path]
+                meanwhile = tuple(line[begins:position])
+                for stop, some in worth.items():
+                    here, last = tuple(accesses[i:stop]), accesses[stop - 1].tick
+                    yield Stay(n, line[begins], last, here, some, (path, begins), (path, position), loads=True, meanwhile=meanwhile)
+            written = access if access.written else written
+
+    def _stops(self, accesses: Sequence[Access]) -> list[int]:
+        """Of every access, where those from it on end that only read, within one list of blocks."""
+        stops = [len(accesses)] * len(accesses)
+        for i, access in reversed(list(enumerate(accesses))):
+            if access.written:
+                stops[i] = i
+            elif i + 1 < len(accesses):
+                goes_on = not accesses[i + 1].written and self._site(accesses[i + 1])[0] == self._site(access)[0]
+                stops[i] = stops[i + 1] if goes_on else i + 1
+        return stops
 
     def _end(self, path: str, position: int) -> int:
         """The last tick of a block, nested ones included."""
@@ -269,6 +284,18 @@ class Stays:
             at -= 1
             needed -= self.bus.spare(self.lines[path][at])
         return at
+
+
+def _lengths(most: int) -> Iterator[int]:
+    """How many readers in a row share a copy: up to `FEW_READERS` any number, then twice as many each time, and all."""
+    few = min(most, FEW_READERS)
+    yield from range(1, few + 1)
+    length = 2 * few
+    while few < most and length < most:
+        yield length
+        length *= 2
+    if few < most:
+        yield most
 
 
 def _split(place: str) -> Site:
