@@ -99,6 +99,32 @@ def test_layers_that_share_a_mask_are_compared_once(monkeypatch: pytest.MonkeyPa
     assert eight - four <= 2 * (four - two)
 
 
+def test_gradients_of_layers_that_share_a_mask_are_not_put_in_order_with_each_other(monkeypatch: pytest.MonkeyPatch):
+    """One kernel of two layers would be worth it, but depends on itself: that is known without an order of all nodes."""
+    orders: list[Any] = []
+    own = join_products.dataflow_order
+    monkeypatch.setattr(join_products, "dataflow_order", lambda nodes: orders.append(nodes) or own(nodes))
+
+    def step(x: jax.Array, seen: jax.Array, weights: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        def total(weights: Sequence[jax.Array]) -> jax.Array:
+            y = x
+            for w in weights:
+                y = y + attend(jnp.tanh(y @ w), y, y, seen)
+            return y.astype(jnp.float32).sum()
+
+        return jax.grad(total)(weights)
+
+    def sought(count: int) -> int:
+        orders.clear()
+        assert len([n for n in products(compiled(step, (x, seen, [w] * count), get_chip("tpu-v4"))) if n > 1]) >= 2 * count
+        return len(orders)
+
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((2, 4, 128, 32), (32, 32)))
+    seen = jax.ShapeDtypeStruct((128, 128), jnp.bool_)
+    two, four, eight = map(sought, (2, 4, 8))
+    assert eight - four <= 2 * (four - two)
+
+
 def with_masks(function: Callable[..., Any], *, masked: bool, dropped: bool) -> Callable[..., Any]:
     """A function of q, k, v, seen, kept as one of those of them that there are."""
 
