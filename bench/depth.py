@@ -23,7 +23,7 @@ from models.norm import BatchNorm
 from tpuflow import estimate_training
 
 ROUNDS, TIMES = 3, 10
-CHIP, POLICY = "tpu-v3", "mixed_bf16"
+CHIP, POLICY = "tpu-v5e", "mixed_bf16"
 LIMIT = 12.0
 """How many times as long an estimate of ten times the depth may take."""
 
@@ -44,6 +44,21 @@ class ConvNet(nn.Module):
         return nn.Dense(10)(x.mean(axis=(1, 2)))
 
 
+class Recurrent(nn.Module):
+    """A recurrent network whose steps are written out, all with the same weights: [B, steps, F] -> logits [B, 10]."""
+
+    steps: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        """Return the logits [B, 10]."""
+        state, reads = nn.Dense(256), nn.Dense(256)
+        h = jnp.zeros((x.shape[0], 256))
+        for step in range(self.steps):
+            h = jnp.tanh(state(h) + reads(x[:, step]))
+        return nn.Dense(10)(h)
+
+
 def mlp(layers: int) -> Made:
     """Dense layers with ReLU."""
     return MLP((256,) * layers), (jax.ShapeDtypeStruct((64, 256), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.int32))
@@ -52,6 +67,11 @@ def mlp(layers: int) -> Made:
 def convolutions(layers: int) -> Made:
     """Residual convolutions."""
     return ConvNet(layers), (jax.ShapeDtypeStruct((32, 16, 16, 64), jnp.float32), jax.ShapeDtypeStruct((32,), jnp.int32))
+
+
+def recurrent(steps: int) -> Made:
+    """A recurrent network, its steps written out."""
+    return Recurrent(steps), (jax.ShapeDtypeStruct((8, steps, 128), jnp.float32), jax.ShapeDtypeStruct((8,), jnp.int32))
 
 
 def transformer(layers: int, *, scan: bool = False) -> Made:
@@ -63,6 +83,7 @@ def transformer(layers: int, *, scan: bool = False) -> Made:
 NETWORKS: Mapping[str, tuple[Callable[[int], Made], int]] = {
     "mlp": (mlp, 10),
     "convolutions": (convolutions, 6),
+    "recurrent": (recurrent, 20),
     "transformer": (transformer, 3),
     "transformer, scan": (lambda layers: transformer(layers, scan=True), 3),
 }
