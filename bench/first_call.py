@@ -40,15 +40,10 @@ def _gpt2() -> tuple[Any, Any]:
 
 
 def _bert_large() -> tuple[Any, Any, Any]:
-    from dataclasses import replace
+    from train.compile_models import MODELS, Sizes
 
-    from models.bert import NO_DROPOUT, SIZES, BertForPreTraining, pretraining_batch
-    from train.bert import loss
-
-    shapes, rng = pretraining_batch(2, 128, 20), np.random.default_rng(0)
-    words = {name: rng.integers(0, 2 if name == "next_sentence_label" else 100, one.shape).astype(np.int32) for name, one in shapes.items()}
-    ones = {"attention_mask": np.ones((2, 128), np.int32), "token_type_ids": np.zeros((2, 128), np.int32)}
-    return BertForPreTraining(replace(SIZES["bert-large-uncased"], **NO_DROPOUT)), {**words, **ones}, loss
+    subject, sizes = MODELS["bert-large"], Sizes(batch=2, image_size=0, sequence=128, dropout=False)
+    return subject.model(sizes), subject.batch(sizes, np.random.default_rng(0)), subject.cross_entropy
 
 
 WORKLOADS: Mapping[str, Callable[[], tuple[Any, ...]]] = {"resnet50": _resnet50, "gpt2": _gpt2, "bert_large": _bert_large}

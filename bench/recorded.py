@@ -46,7 +46,8 @@ def depth(figures: Figures) -> str:
         (name, " and ".join(map(str, row["layers"])), *(f"{one:.2f}" for one in row["seconds"]), f"{row['ratio']:.1f}")
         for name, row in figures["rows"].items()
     ]
-    return table(("network", "layers", "seconds of processors", "with the more", "times"), rows)
+    shown = table(("network", "layers", "seconds of processors", "with the more", "times"), rows)
+    return f"{shown}\n\nThe limit is {figures['limit']:g} times ({figures['machine']})."
 
 
 def scalesim(figures: Figures) -> str:

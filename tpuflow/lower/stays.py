@@ -222,33 +222,22 @@ class Stays:
 
     def _from_a_copy_on(self, n: int, accesses: Sequence[Access]) -> Iterator[Stay]:
         """Copied from HBM ahead of some readers."""
-        sites, stops = [self._site(a) for a in accesses], self._stops(accesses)
-        read = [0, *itertools.accumulate(a.read for a in accesses)]
+        sites = [self._site(a) for a in accesses]
+        stops, read = _stops(accesses, [path for path, _ in sites]), [0, *itertools.accumulate(a.read for a in accesses)]
         written: Access | None = None
         for i, access in enumerate(accesses):
             path, position = sites[i]
             before = None if written is None else self._within(path, written)
             earliest = max(0 if before is None else before + 1, position - COPIES_AHEAD)
-            saved = {i + m: read[i + m] - read[i] - self.program.buffers[n].bytes for m in _lengths(stops[i] - i)}
-            worth = {stop: some for stop, some in saved.items() if self._is_worth(some)}
+            saves = [(i + m, read[i + m] - read[i] - self.program.buffers[n].bytes) for m in _lengths(stops[i] - i)]
+            worth = [(stop, saved) for stop, saved in saves if self._is_worth(saved)]
             if worth:
                 begins, line = self._ahead(n, path, position, earliest), self.lines[path]
                 meanwhile = tuple(line[begins:position])
-                for stop, some in worth.items():
+                for stop, saved in worth:
                     here, last = tuple(accesses[i:stop]), accesses[stop - 1].tick
-                    yield Stay(n, line[begins], last, here, some, (path, begins), (path, position), loads=True, meanwhile=meanwhile)
+                    yield Stay(n, line[begins], last, here, saved, (path, begins), (path, position), loads=True, meanwhile=meanwhile)
             written = access if access.written else written
-
-    def _stops(self, accesses: Sequence[Access]) -> list[int]:
-        """Of every access, where those from it on end that only read, within one list of blocks."""
-        stops = [len(accesses)] * len(accesses)
-        for i, access in reversed(list(enumerate(accesses))):
-            if access.written:
-                stops[i] = i
-            elif i + 1 < len(accesses):
-                goes_on = not accesses[i + 1].written and self._site(accesses[i + 1])[0] == self._site(access)[0]
-                stops[i] = stops[i + 1] if goes_on else i + 1
-        return stops
 
     def _end(self, path: str, position: int) -> int:
         """The last tick of a block, nested ones included."""
@@ -286,15 +275,20 @@ class Stays:
         return at
 
 
+def _stops(accesses: Sequence[Access], paths: Sequence[str]) -> list[int]:
+    """Of every access, where those from it on end that only read, within one list of blocks."""
+    stops: list[int] = []
+    for i in reversed(range(len(accesses))):
+        goes_on = bool(stops) and not accesses[i + 1].written and paths[i + 1] == paths[i]
+        stops.append(i if accesses[i].written else stops[-1] if goes_on else i + 1)
+    return stops[::-1]
+
+
 def _lengths(most: int) -> Iterator[int]:
     """How many readers in a row share a copy: up to `FEW_READERS` any number, then twice as many each time, and all."""
-    few = min(most, FEW_READERS)
-    yield from range(1, few + 1)
-    length = 2 * few
-    while few < most and length < most:
-        yield length
-        length *= 2
-    if few < most:
+    yield from range(1, min(most, FEW_READERS) + 1)
+    if most > FEW_READERS:
+        yield from itertools.takewhile(lambda n: n < most, (FEW_READERS << k for k in itertools.count(1)))
         yield most
 
 

@@ -225,8 +225,7 @@ class LaxArithmetic:
             return start
         rounds = dtype != F32 and op in ("add", "mul")
         if not dtype.is_float or not (rounds or self.bitexact):
-            sums = column_sums(a, axes) if in_memory and op == "add" and dtype == F32 and not self.bitexact else None
-            return self.binary(op, start, self._reduce_freely(op, a, axes, dtype) if sums is None else sums, dtype)
+            return self.binary(op, start, self._reduce_freely(op, a, axes, dtype, in_memory=in_memory), dtype)
         block = block if op in ("add", "mul") else a.size  # of all others the order cannot be seen
         blocks = self._halve(op, self._in_blocks(op, a, axes, block, dtype), 1, dtype)  # [blocks, 1, kept...]
 
@@ -236,7 +235,9 @@ class LaxArithmetic:
         total, _ = lax.scan(combine, start, blocks, unroll=min(_SCAN_UNROLL, len(blocks)))
         return total
 
-    def _reduce_freely(self, op: str, a: Value, axes: Sequence[int], dtype: DType) -> Value:
+    def _reduce_freely(self, op: str, a: Value, axes: Sequence[int], dtype: DType, *, in_memory: bool = False) -> Value:
+        if in_memory and op == "add" and dtype == F32 and (sums := column_sums(a, axes)) is not None:
+            return sums
         if dtype.is_float and op in ("max", "min"):
             return extreme(op, a, axes)
         nothing = np.asarray(identity(op, dtype)).astype(self._rounding.carrier_type(dtype))[()]

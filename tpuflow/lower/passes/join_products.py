@@ -131,9 +131,8 @@ class _Joining:
 
     def _join(self, at: int, other: int, linked: set[int]) -> bool:
         """Fuse two kernels into one, if that is profitable and there is an order with it; `linked` as for `_are_linked`."""
-        members = (at, other)
-        form = self._form(members)
-        if form in self.refused or self._are_linked(min(members), max(members), linked):
+        members = min(at, other), max(at, other)
+        if self._are_linked(*members, linked) or (form := self._form(members)) in self.refused:
             return False
         found = self._merged(members)
         if found is None or not self._pays([found[1]], [self._node(at) for at in members]):
