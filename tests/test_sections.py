@@ -11,7 +11,9 @@ from tests import programs
 from tests.program_builder import PARALLEL, SEQUENTIAL, Builder, KernelBuilder, edit_kernel, substitute
 from tpuflow.device.runtime import Executable
 from tpuflow.dtypes import F32
-from tpuflow.isa import dma, vector
+from tpuflow.isa import dma, matrix, vector
+from tpuflow.isa.bounds import Bound
+from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.instruction import Instruction, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Program
 
@@ -62,6 +64,37 @@ def moving_epilogue(grid: int) -> Program:
     return b.program(k.kernel())
 
 
+def halo_prologue(sequential: str) -> Program:
+    """out[i, o] = sum over t, c of x[i + t - 2, c] w[t, c, o], the halo tile of x loaded in the prologue; blocks of positions are parallel,
+    those of `sequential` ("features" or "taps") sequential. With taps it stands at the first of their blocks."""
+    b = Builder()
+    (length, channels), (window, features), positions = (16, 6), (6, 12), 16
+    x, w = b.input("x", F32, (length, channels)), b.input("w", F32, (window, channels, features))
+    out = b.new_output("out", F32, (positions, features))
+    k = KernelBuilder(b, [(4, PARALLEL), (3, SEQUENTIAL)], "halo")
+    by_taps = sequential == "taps"
+    rows, taps, columns = (
+        k.axis(positions, 4, 0),
+        k.axis(window, 2, 1) if by_taps else window,
+        features if by_taps else k.axis(features, 4, 1),
+    )
+    acc, dst = k.tile(F32, [rows, columns], space="acc"), k.tile(F32, [rows, columns], slots=2, rate="point" if by_taps else "step")
+    pair = SlidingAxis(0, 3, stride=1, dilation=1)
+    halo = k.tile(F32, [pair.reach(4, 2 if by_taps else window), channels], slots=2, rate="point")
+    walk = WindowAxis(length, channels, -2, ((0, 4), (1, 2)) if by_taps else ((0, 4),)), WindowAxis(channels, 1)
+    left = k.load(Window(x, halo, walk), reader="matrix", section="prologue")
+    release, k.releases = k.releases, []
+    k.emit(matrix.MatmulZero(acc), section="prologue" if by_taps else "body")
+    right = k.load(k.window(w, k.tile(F32, [taps, channels, columns], slots=2)), reader="matrix")
+    inside = Bound(length, ((0, 1), (3, 1)), origin=-2)
+    k.emit(matrix.MatmulAccumulate(acc, left, right, (0, 1), (0, 2), (3, 2, 1), (pair,), bounds=(inside,)))
+    k.release()
+    section = "epilogue" if by_taps else "body"
+    k.result(dst, matrix.MatmulRead(dst, acc), window=k.window(out, dst), writer="matrix", section=section)
+    k.emit(*release, section="epilogue")
+    return b.program(k.kernel())
+
+
 def outputs(program: Program, inputs: list[np.ndarray]) -> np.ndarray:
     """The one output, from both engines and in both fidelities."""
     found = [
@@ -87,6 +120,19 @@ def test_a_window_of_the_epilogue_stands_at_the_last_step(grid: int) -> None:
     wanted = old.copy()
     wanted[:, STEPS - 1] = x.max(axis=1)
     np.testing.assert_array_equal(outputs(program, [x, old]), wanted)
+
+
+@pytest.mark.parametrize("sequential, tier", [("features", 1), ("taps", 3)])
+def test_halos_of_the_prologue_are_lifted_unless_a_sequential_axis_moves_them(sequential: str, tier: int) -> None:
+    program = halo_prologue(sequential)
+    x, w = programs.random_inputs(program)
+    found = [
+        Executable(program, engine, fidelity) for engine, fidelity in (("reference", "bitexact"), ("fast", "bitexact"), ("fast", "native"))
+    ]
+    exact, bits, native = (np.asarray(executable.launch([x.copy(), w.copy()])[0][0]) for executable in found)
+    np.testing.assert_array_equal(bits, exact)
+    np.testing.assert_allclose(native, exact, rtol=1e-5, atol=1e-5)
+    assert list(found[2].tiers.values()) == [tier]
 
 
 def test_a_tile_that_one_axis_blocks_may_be_moved_by_another() -> None:

@@ -124,9 +124,8 @@ def _read_progression(x: Any, axis: int, extent: int, dilation: int, start: int,
     span = (length - 1) * step + 1
     if start < 0 or start + span > dilated or dilation > 1:
         config = [(0, 0, 0)] * x.ndim
-        config[axis] = (-start, start + span - dilated, dilation - 1)
-        x = lax.pad(x, fill, config)
-        start = 0
+        config[axis] = (max(-start, 0), max(start + span - dilated, 0), dilation - 1)  # XLA:CPU has no negative ones of its own
+        x, start = lax.pad(x, fill, config), max(start, 0)
     if start == 0 and span == x.shape[axis] and step == 1:
         return x
     return lax.slice_in_dim(x, start, start + span, step, axis)

@@ -241,7 +241,8 @@ class LaxArithmetic:
         if dtype.is_float and op in ("max", "min"):
             return extreme(op, a, axes)
         nothing = np.asarray(identity(op, dtype)).astype(self._rounding.carrier_type(dtype))[()]
-        return reduced(a, axes, lambda x, y: self.binary(op, x, y, dtype), nothing)
+        combine = lax.add if op == "add" and dtype == F32 else functools.partial(self.binary, op, dtype=dtype)
+        return reduced(a, axes, combine, nothing)
 
     def _in_blocks(self, op: str, a: Value, axes: Sequence[int], block: int, dtype: DType) -> Value:
         """[blocks, block, kept...]; a last block that is shorter is filled up with the identity, which cannot be seen."""

@@ -1,7 +1,8 @@
 """Halo tiles lifted: which tiles hold the overlapping pieces of one axis that a convolution addresses by two labels, or windows by slices.
 
 Over the lifted grid such a tile is the one stretch of positions that all its trips reach, not a stack of overlapping pieces. That is
-right where nothing but the loads, elementwise work and the products or slices themselves touch the tile, all in the body.
+right where nothing but the loads, elementwise work and the products or slices themselves touch the tile, all in the body: or in the
+prologue too, where the sequential axes, which stand still there, do not move the tile.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def halos_of(kernel: Kernel) -> Halos | None:
     found: dict[Tile, Mapping[int, Halo]] = {i.a: i.halos for i in kernel.body if isinstance(i, MatmulAccumulate | Slice) and i.halos}
     if not found:
         return found
-    made = {t: i for i in kernel.body for t in i.writes()}
+    before = [*kernel.prologue, *kernel.body]
+    made = {t: i for i in before for t in i.writes()}
     pending = list(found)
     while pending:
         tile = pending.pop()
@@ -34,9 +36,9 @@ def halos_of(kernel: Kernel) -> Halos | None:
             fresh = [t for t in maker.reads() if t not in found]
             found.update(dict.fromkeys(fresh, found[tile]))
             pending += fresh
-    outside = (*kernel.prologue, *kernel.epilogue)
-    touched = any(t in found for i in outside for t in (*i.reads(), *i.writes()))
-    return None if touched or not all(_keeps(i, found) for i in kernel.body) else found
+    early, late = ({t for i in part for t in (*i.reads(), *i.writes())} & found.keys() for part in (kernel.prologue, kernel.epilogue))
+    moved = any(g in kernel.sequential for t in early for halo in found[t].values() for g, _ in halo.moves)
+    return None if late or moved or not all(_keeps(i, found) for i in before) else found
 
 
 def _keeps(i: Instruction, found: Halos) -> bool:

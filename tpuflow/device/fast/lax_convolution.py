@@ -130,14 +130,14 @@ def _convolution(
     a: Value, b: Value, whole: Contraction, around: Sequence[tuple[int, int]], sizes: Mapping[int, int], correct: Correct
 ) -> Value:
     """[N, spatial, G C] with [spatial, C, G O] -> [N, spatial, G O], each group of labels brought together and merged."""
+    a, b = materialized(a), materialized(b)
     sliding, outer = tuple(whole.outer.values()), tuple(whole.outer)
     length = dict(zip(whole.lhs, a.shape, strict=True)) | dict(zip(whole.rhs, b.shape, strict=True))
     images, channels = _images(whole), _channels(whole)
     groups, features = tuple(x for x in whole.lhs if x in whole.batch), tuple(x for x in whole.rhs if x in whole.columns)
     left, right = (*images, *outer, *groups, *channels), (*(s.label for s in sliding), *channels, *groups, *features)
-    lhs, rhs = _turned(a, whole.lhs, left), _turned(b, whole.rhs, right)
-    x = materialized(_merged(lhs, [len(images), *[1] * len(outer), len(groups) + len(channels)]))
-    y = materialized(_merged(rhs, [*[1] * len(outer), len(channels), len(groups) + len(features)]))
+    x = _merged(_turned(a, whole.lhs, left), [len(images), *[1] * len(outer), len(groups) + len(channels)])
+    y = _merged(_turned(b, whole.rhs, right), [*[1] * len(outer), len(channels), len(groups) + len(features)])
     spatial = "".join(itertools.islice("DHW", len(sliding)))
     product = convolution(
         x, y, [s.stride for s in sliding], [around[s.axis] for s in sliding], rhs_dilation=[s.dilation for s in sliding],
@@ -145,9 +145,8 @@ def _convolution(
         preferred_element_type=jnp.float32,
     )  # fmt: skip
     order = (*images, *outer, *groups, *features)
+    product = correct(product, a, b, replace(whole, out=order))
     product = lax.reshape(product, [sizes[x] if x in whole.outer else length[x] for x in order])
-    moved = tuple(replace(s, axis=left.index(whole.lhs[s.axis])) for s in whole.sliding)
-    product = correct(product, lax.reshape(x, lhs.shape), lax.reshape(y, rhs.shape), Contraction(left, right, order, moved))
     return lax.transpose(product, [order.index(x) for x in whole.out])
 
 

@@ -16,10 +16,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from tpuflow.device.fast.lax_reduce import two_rows
 from tpuflow.device.fast.lax_rounding import widen
 from tpuflow.device.fast.padded_product import described, padded_product
 from tpuflow.dtypes import F32, DType
 from tpuflow.isa.contraction import Contraction
+
+_MOST_ROWS = 1024
+"""In which an array is tested."""
 
 Value = Any
 Mask = Callable[[], Value]
@@ -44,11 +48,14 @@ class Padding:
     b_mask: Mask | None = None
 
     def correct(self, product: Value, a: Value, b: Value, labels: Contraction) -> Value:
-        """The f32 product, but without the products of padding if zeros of it may have met infinities or NaN."""
+        """The f32 product, but without the products of padding if zeros of it may have met infinities or NaN. Its axes may be merged.
+
+        All three go into a loop as they lie in memory: in another shape or order each would be one more copy, to make and to compile.
+        """
         met = [x for x, mask in ((b, self.a_mask), (a, self.b_mask)) if mask is not None]
         if not met or not self.dtype.is_float:
             return product
-        text = described(labels, self.sizes, self.lengths, self.low_padding, exact=self.exact)
+        text = described(labels, self.sizes, product.shape, self.lengths, self.low_padding, exact=self.exact)
 
         def again(state: tuple[Value, Value]) -> tuple[Value, Value]:
             masks = _elements(self.a_mask, self.whole.lhs, labels.lhs), _elements(self.b_mask, self.whole.rhs, labels.rhs)
@@ -77,8 +84,8 @@ def _any_not_finite(x: Value, dtype: DType) -> Value:
     That is the quickest test of a whole array, to run and to compile: XLA:CPU has matrix products ready (two rows of zeros make it one),
     while a reduction takes it three kernels.
     """
-    width = x.shape[-1] if x.ndim else 1
-    rows = lax.reshape(widen(x, dtype), (math.prod(x.shape[:-1]), width))
-    sums = lax.dot(jnp.zeros((2, rows.shape[0]), jnp.float32), rows)
-    total = lax.dot(sums, jnp.zeros((width, 2), jnp.float32))[0, 0]
+    count = max(k for k in range(1, max(1, min(math.isqrt(x.size), _MOST_ROWS)) + 1) if x.size % k == 0)
+    rows = lax.reshape(widen(x, dtype), (count, x.size // count))
+    sums = lax.dot(two_rows(0, count), rows)
+    total = lax.dot_general(sums, sums, (((1,), (1,)), ((), ())))[0, 0]
     return lax.ne(total, total)

@@ -39,7 +39,7 @@ def reduced(a: Value, axes: Sequence[int], combine: Combine, nothing: Any) -> Va
     lengths, along = _neighbours_as_one(a.shape, axes)
     found = a.reshape(lengths)
     for axis in reversed(along):
-        found = _along(_in_pieces(found, axis, combine), axis, combine, nothing)
+        found = _along(_in_pieces(found, axis, combine, nothing), axis, combine, nothing)
     return found.reshape([1 if axis in axes else n for axis, n in enumerate(a.shape)])
 
 
@@ -56,12 +56,19 @@ def column_sums(a: Value, axes: Sequence[int]) -> Value | None:
     return _times_ones(a.reshape(lengths)).reshape([1 if axis in axes else n for axis, n in enumerate(a.shape)])
 
 
+def two_rows(first: float, n: int) -> Value:
+    """f32[2, n], a constant: a row of this number, and another that is not to be read. For a product with one row XLA:CPU compiles a loop,
+    for two it calls YNNPACK's, and were they equal it would compile a kernel that writes them."""
+    return np.stack([np.full(n, first, np.float32), np.full(n, 1 - first, np.float32)])
+
+
 @custom_vmap
 def _times_ones(a: Value) -> Value:
-    """[..., rows, columns] -> [..., columns]. Twice: for a vector XLA:CPU compiles a loop of its own, for two it calls YNNPACK's."""
+    """[..., rows, columns] -> [..., columns]."""
     *lanes, rows, _ = a.shape
     each, place = tuple(range(len(lanes))), len(lanes)
-    sums = lax.dot_general(jnp.ones((*lanes, 2, rows), a.dtype), a, (((place + 1,), (place,)), (each, each)))
+    ones = lax.broadcast_in_dim(two_rows(1, rows), (*lanes, 2, rows), (place, place + 1))
+    sums = lax.dot_general(ones, a, (((place + 1,), (place,)), (each, each)))
     return lax.index_in_dim(sums, 0, place, keepdims=False)
 
 
@@ -91,25 +98,29 @@ def _along(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
         a = _in_windows(a, axis, combine, nothing)
     elif n > _ROW_ELEMS and (piece := max(k for k in range(1, _ROW_ELEMS + 1) if n % k == 0)) > _WINDOW:
         a = _along(a.reshape(*a.shape[:-1], n // piece, piece), a.ndim, combine, nothing)
-    return lax.reduce(a, nothing, combine, (axis,))
+    return lax.squeeze(a, (axis,)) if a.shape[axis] == 1 else lax.reduce(a, nothing, combine, (axis,))
 
 
 def _in_windows(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
-    """`a` with windows of the axis reduced, again and again until it is short."""
+    """`a` with windows of the axis reduced, again and again until it is short; the last window of sums by a product with ones."""
+    sums = combine is lax.add and a.dtype == jnp.float32 and math.prod(a.shape[:axis]) == 1
     while (n := a.shape[axis]) > (_PIECES if a.size >= _FEW_ELEMS else _WINDOW):
+        if sums and n <= _WINDOW:
+            return _times_ones(a.reshape(n, -1)).reshape([1 if i == axis else length for i, length in enumerate(a.shape)])
         window = tuple(min(n, _WINDOW) if i == axis else 1 for i in range(a.ndim))
         a = lax.reduce_window(a, nothing, combine, window, window, "SAME")
     return a
 
 
-def _in_pieces(a: Value, axis: int, combine: Combine) -> Value:
+def _in_pieces(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
     """`a` with the axis, unless it is the last, cut into a few pieces, which are combined elementwise.
 
     XLA:CPU fuses this into the loop that computes `a`, which is then never written to memory: sums of differences and their squares take 2
-    ms instead of 7 for [51200, 64], 2.5 instead of 34 for [204800, 32]. It does not fuse more than 8 pieces, and small reductions gain
-    nothing. If the axis has few rows, such as those of a batch, each row is a piece: XLA:CPU would go down each column and compute its
-    elements one by one, 20 us instead of 5 for 32 rows of 128 in a trip of a GRU's gradient. A reduction along the last axis is fused with
-    what computes it as it is; in pieces it takes as long, and three times as long to compile.
+    ms instead of 7 for [51200, 64], 2.5 instead of 34 for [204800, 32]. LLVM writes the loop over up to 8 pieces out, and makes vectors; 16
+    of a longer computation it does not: sums of gradients of GELU take twice the time. Small reductions gain nothing. If the axis has few
+    rows, such as those of a batch, each row is a piece: XLA:CPU would go down each column and compute its elements one by one, 20 us
+    instead of 5 for 32 rows of 128 in a trip of a GRU's gradient. A reduction along the last axis is fused with what computes it as it is;
+    in pieces it takes as long, and three times as long to compile.
     """
     n = a.shape[axis]
     if axis == a.ndim - 1:
@@ -119,9 +130,7 @@ def _in_pieces(a: Value, axis: int, combine: Combine) -> Value:
     pieces = max(k for k in range(1, _PIECES + 1) if n % k == 0) if n else 1
     if pieces == 1 or n < 2 * _PIECES or a.size < _LEAST_ELEMS:
         return a
-    length = n // pieces
-    found = [lax.slice_in_dim(a, k * length, (k + 1) * length, axis=axis) for k in range(pieces)]
-    return _halved(found, combine)
+    return lax.reduce(a.reshape(*a.shape[:axis], pieces, n // pieces, *a.shape[axis + 1 :]), nothing, combine, (axis,))
 
 
 def _halved(found: list[Value], combine: Combine) -> Value:

@@ -34,16 +34,20 @@ def stretch(n: int, reach: int, zeros: int) -> tuple[int, int, tuple[int, int]]:
     return first, last, (low, reach - low - (last - first))
 
 
-def described(whole: Contraction, sizes: Mapping[int, int], lengths: Sequence[int], low_padding: Sequence[int], *, exact: bool) -> str:
-    """A product as the text of a foreign call; sizes: of the labels of sliding axes; lengths and low padding of each of these axes, as
-    `stretch` takes them. exact: its sums are the matrix unit's, else of f32 in any order."""
+def described(
+    whole: Contraction, sizes: Mapping[int, int], shape: Sequence[int], lengths: Sequence[int], low_padding: Sequence[int], *, exact: bool
+) -> str:
+    """A product as the text of a foreign call; sizes: of the labels of sliding axes; shape: of the result, which may have axes merged;
+    lengths and low padding of each sliding axis, as `stretch` takes them. exact: its sums are the matrix unit's, else of f32 in any order.
+    """
     sliding = [dataclasses.astuple(s) for s in whole.sliding]
     seen = [
         (s.reach(sizes[whole.lhs[s.axis]], sizes[s.label]), n, zeros)
         for s, n, zeros in zip(whole.sliding, lengths, low_padding, strict=True)
     ]
     used = [(label, sizes[label]) for outer, s in whole.outer.items() for label in (outer, s.label)]
-    fields = {"lhs": whole.lhs, "rhs": whole.rhs, "out": whole.out, "sliding": sliding, "sizes": used, "seen": seen, "exact": exact}
+    labels = {"lhs": whole.lhs, "rhs": whole.rhs, "out": whole.out, "sliding": sliding}
+    fields = labels | {"sizes": used, "shape": shape, "seen": seen, "exact": exact}
     return json.dumps(fields)
 
 
@@ -67,7 +71,7 @@ def _padded_product(text: str, a: Array, b: Array, a_mask: Array, b_mask: Array)
     with np.errstate(all="ignore"):
         product = multiply(numpy_matmul.finite(a), numpy_matmul.finite(b), dtype if fields["exact"] else None)
         sums = numpy_matmul.non_finite_sums(widen(a, dtype), widen(b, dtype), a_mask, b_mask, multiply)
-        return numpy_matmul.with_non_finite(product, sums)
+        return numpy_matmul.with_non_finite(product, sums).reshape(fields["shape"])
 
 
 padded_product = foreign_call("tpuflow.padded_product", _padded_product)
