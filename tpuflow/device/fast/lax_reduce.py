@@ -118,14 +118,14 @@ def _in_pieces(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
     XLA:CPU fuses this into the loop that computes `a`, which is then never written to memory: sums of differences and their squares take 2
     ms instead of 7 for [51200, 64], 2.5 instead of 34 for [204800, 32]. LLVM writes the loop over up to 8 pieces out, and makes vectors; 16
     of a longer computation it does not: sums of gradients of GELU take twice the time. Small reductions gain nothing. If the axis has few
-    rows, such as those of a batch, each row is a piece: XLA:CPU would go down each column and compute its elements one by one, 20 us
-    instead of 5 for 32 rows of 128 in a trip of a GRU's gradient. A reduction along the last axis is fused with what computes it as it is;
-    in pieces it takes as long, and three times as long to compile.
+    rows, such as those of a batch, but more than 8, each row is a piece: XLA:CPU would go down each column and compute its elements one by
+    one, 20 us instead of 5 for 32 rows of 128 in a trip of a GRU's gradient. A reduction along the last axis is fused with what computes it
+    as it is; in pieces it takes as long, and three times as long to compile.
     """
     n = a.shape[axis]
     if axis == a.ndim - 1:
         return a
-    if n <= _FEW_ROWS and _FEW_ELEMS <= a.size < _LEAST_ELEMS:
+    if _PIECES < n <= _FEW_ROWS and _FEW_ELEMS <= a.size < _LEAST_ELEMS:
         return _halved([lax.slice_in_dim(a, k, k + 1, axis=axis) for k in range(n)], combine)
     pieces = max(k for k in range(1, _PIECES + 1) if n % k == 0) if n else 1
     if pieces == 1 or n < 2 * _PIECES or a.size < _LEAST_ELEMS:
