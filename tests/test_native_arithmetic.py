@@ -13,12 +13,15 @@ import pytest
 
 import tpuflow
 from tests.arithmetic_values import REFERENCE, compute, every_value, finite_values, reduced, ulps_apart, values
+from tests.program_builder import Builder, KernelBuilder
 from tests.quick import quickly_compiled
 from tests.tolerances import NATIVE_F32, NATIVE_SHORT_SPECIAL, sum_bound
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.engine import FastEngine
 from tpuflow.device.fast.lax_reduce import column_sums
+from tpuflow.device.runtime import Executable
 from tpuflow.dtypes import BF16, COMPUTED, F16, F32, PRED, S32, DType
+from tpuflow.isa import vector
 from tpuflow.isa.contraction import Contraction
 from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
 from tpuflow.isa.numpy_arithmetic import is_defined
@@ -140,6 +143,20 @@ def test_columns_of_what_is_in_memory_are_summed_by_a_product_with_ones(computed
     assert (np.abs(got - terms.sum(0))[finite] <= sum_bound(256) * size[finite]).all()
 
 
+@pytest.mark.parametrize("rows", [20, 256])
+def test_negative_zeros_sum_to_negative_zero_where_the_accumulator_starts_from_it(rows: int):
+    b = Builder()
+    x, out = b.input("x", F32, (rows, 256)), b.new_output("out", F32, (1, 256))
+    k = KernelBuilder(b, (), "sum")
+    source, total = k.load(k.window(x, k.tile(F32, [rows, 256]))), k.tile(F32, [1, 256])
+    k.result(total, vector.Constant(total, -0.0), vector.ReduceInto("add", total, source, (0,), rows), window=k.window(out, total))
+    k.release()
+    program = b.program(k.kernel())
+    for engine, fidelity in (("reference", "bitexact"), ("fast", "bitexact"), ("fast", "native")):
+        (found,), _ = Executable(program, engine, fidelity).launch([np.full((rows, 256), -0.0, np.float32)])
+        assert np.signbit(found).all(), fidelity
+
+
 def test_columns_of_several_lanes_are_summed_without_a_transposition():
     x = finite_values(F32, (2, 256, 512), 52) % 4
     summed = jax.jit(jax.vmap(lambda x: column_sums(x, (0,))))
@@ -150,7 +167,7 @@ def test_columns_of_several_lanes_are_summed_without_a_transposition():
 @pytest.mark.parametrize("rows, found", [(160, "f32[2,20]"), (640, "window_dimensions=(32, 1)")])
 def test_native_sums_of_rows_of_columns_are_of_windows_the_last_a_product(rows: int, found: str):
     x = finite_values(F32, (rows, 768), 51)
-    total = lambda x: LaxArithmetic(False).reduce("add", jnp.zeros_like(x[:1]), x, (0,), rows, F32)  # noqa: E731
+    total = lambda x: LaxArithmetic(False).reduce("add", jnp.zeros_like(x[:1]), x, (0,), rows, F32, from_zero=True)  # noqa: E731
     assert found in str(jax.make_jaxpr(total)(x))
     np.testing.assert_allclose(total(x), x.astype(np.float64).sum(0, keepdims=True), rtol=1e-4, atol=1e-4 * np.abs(x).max())
 

@@ -218,14 +218,20 @@ class LaxArithmetic:
         """One after the other."""
         return lax.concatenate(values, axis)
 
-    def reduce(self, op: str, start: Value, a: Value, axes: Sequence[int], block: int, dtype: DType, *, in_memory: bool = False) -> Value:
+    def reduce(
+        self, op: str, start: Value, a: Value, axes: Sequence[int], block: int, dtype: DType, *,
+        in_memory: bool = False, from_zero: bool = False,
+    ) -> Value:  # fmt: skip
         """Halving trees, block after block; in any order where that cannot be seen, or native f32. in_memory: nothing computes `a` as it is
-        reduced."""
+        reduced. from_zero: `start` is not -0, so that whether `a` sums to -0 or +0 cannot be seen."""
         if a.size == 0:
             return start
         rounds = dtype != F32 and op in ("add", "mul")
         if not dtype.is_float or not (rounds or self.bitexact):
-            return self.binary(op, start, self._reduce_freely(op, a, axes, dtype, in_memory=in_memory), dtype)
+            products = from_zero and op == "add" and dtype == F32
+            if products and in_memory and (sums := column_sums(a, axes)) is not None:
+                return self.binary(op, start, sums, dtype)
+            return self.binary(op, start, self._reduce_freely(op, a, axes, dtype, products=products), dtype)
         block = block if op in ("add", "mul") else a.size  # of all others the order cannot be seen
         blocks = self._halve(op, self._in_blocks(op, a, axes, block, dtype), 1, dtype)  # [blocks, 1, kept...]
 
@@ -235,14 +241,11 @@ class LaxArithmetic:
         total, _ = lax.scan(combine, start, blocks, unroll=min(_SCAN_UNROLL, len(blocks)))
         return total
 
-    def _reduce_freely(self, op: str, a: Value, axes: Sequence[int], dtype: DType, *, in_memory: bool = False) -> Value:
-        if in_memory and op == "add" and dtype == F32 and (sums := column_sums(a, axes)) is not None:
-            return sums
+    def _reduce_freely(self, op: str, a: Value, axes: Sequence[int], dtype: DType, *, products: bool) -> Value:
         if dtype.is_float and op in ("max", "min"):
             return extreme(op, a, axes)
         nothing = np.asarray(identity(op, dtype)).astype(self._rounding.carrier_type(dtype))[()]
-        combine = lax.add if op == "add" and dtype == F32 else functools.partial(self.binary, op, dtype=dtype)
-        return reduced(a, axes, combine, nothing)
+        return reduced(a, axes, lambda x, y: self.binary(op, x, y, dtype), nothing, products=products)
 
     def _in_blocks(self, op: str, a: Value, axes: Sequence[int], block: int, dtype: DType) -> Value:
         """[blocks, block, kept...]; a last block that is shorter is filled up with the identity, which cannot be seen."""

@@ -30,8 +30,9 @@ _EXTREMES: dict[str, tuple[Combine, np.int32, np.int32]] = {"max": (lax.max, _MO
 """(how integers are combined, the one that stands for NaN, the identity)."""
 
 
-def reduced(a: Value, axes: Sequence[int], combine: Combine, nothing: Any) -> Value:
-    """`a` with `axes` reduced to length 1; nothing: the identity of `combine`, a scalar of its type.
+def reduced(a: Value, axes: Sequence[int], combine: Combine, nothing: Any, *, products: bool = False) -> Value:
+    """`a` with `axes` reduced to length 1; nothing: the identity of `combine`, a scalar of its type. products: these are f32 sums, and may
+    be +0 where all is -0, as those of products with ones are.
 
     One axis at a time, adjacent axes merged: XLA:CPU takes up to 14 times as long to reduce several axes in one loop, in which it adds all
     elements one after the other.
@@ -39,16 +40,16 @@ def reduced(a: Value, axes: Sequence[int], combine: Combine, nothing: Any) -> Va
     lengths, along = _neighbours_as_one(a.shape, axes)
     found = a.reshape(lengths)
     for axis in reversed(along):
-        found = _along(_in_pieces(found, axis, combine, nothing), axis, combine, nothing)
+        found = _along(_in_pieces(found, axis, combine, nothing), axis, combine, nothing, products=products)
     return found.reshape([1 if axis in axes else n for axis, n in enumerate(a.shape)])
 
 
 def column_sums(a: Value, axes: Sequence[int]) -> Value | None:
     """The sums of an f32 array that is in memory, by a product with ones; None if these are not columns, or too few or too many elements.
 
-    It takes 0.10 ms for [1024, 768] and 0.016 for [256, 256], where `reduced` takes 0.12 and 0.019, and is two operations to compile, not
-    23; of fewer columns it is slower, 0.032 instead of 0.024 for [1024, 128]. What is computed as it is summed would have to be written to
-    memory first.
+    They are +0 where all is -0. It takes 0.10 ms for [1024, 768] and 0.016 for [256, 256], where `reduced` takes 0.12 and 0.019, and is two
+    operations to compile, not 23; of fewer columns it is slower, 0.032 instead of 0.024 for [1024, 128]. What is computed as it is summed
+    would have to be written to memory first.
     """
     lengths, along = _neighbours_as_one(a.shape, axes)
     if len(lengths) != 2 or along != [0] or not _ROWS <= lengths[0] <= _ROW_ELEMS or lengths[1] < _COLUMNS:
@@ -89,23 +90,23 @@ def extreme(op: str, a: Value, axes: Sequence[int]) -> Value:
     return lax.bitcast_convert_type(turned(found), jnp.float32)
 
 
-def _along(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
+def _along(a: Value, axis: int, combine: Combine, nothing: Any, *, products: bool = False) -> Value:
     """`a` with one axis reduced. XLA:CPU reduces rows (the last axis) in vector registers; long rows are reduced in pieces, so that sums
     lose no digits. It reduces columns one element after the other, except in windows, where it takes a row of columns at once: 16 rows of
     [160, 768] in 0.02 ms instead of 0.16."""
     n = a.shape[axis]
     if axis < a.ndim - 1:
-        a = _in_windows(a, axis, combine, nothing)
+        a = _in_windows(a, axis, combine, nothing, products=products)
     elif n > _ROW_ELEMS and (piece := max(k for k in range(1, _ROW_ELEMS + 1) if n % k == 0)) > _WINDOW:
         a = _along(a.reshape(*a.shape[:-1], n // piece, piece), a.ndim, combine, nothing)
     return lax.squeeze(a, (axis,)) if a.shape[axis] == 1 else lax.reduce(a, nothing, combine, (axis,))
 
 
-def _in_windows(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
-    """`a` with windows of the axis reduced, again and again until it is short; the last window of sums by a product with ones."""
-    sums = combine is lax.add and a.dtype == jnp.float32 and math.prod(a.shape[:axis]) == 1
+def _in_windows(a: Value, axis: int, combine: Combine, nothing: Any, *, products: bool) -> Value:
+    """`a` with windows of the axis reduced, again and again until it is short; with `products` the last window by one with ones."""
+    products = products and math.prod(a.shape[:axis]) == 1
     while (n := a.shape[axis]) > (_PIECES if a.size >= _FEW_ELEMS else _WINDOW):
-        if sums and n <= _WINDOW:
+        if products and n <= _WINDOW:
             return _times_ones(a.reshape(n, -1)).reshape([1 if i == axis else length for i, length in enumerate(a.shape)])
         window = tuple(min(n, _WINDOW) if i == axis else 1 for i in range(a.ndim))
         a = lax.reduce_window(a, nothing, combine, window, window, "SAME")

@@ -137,7 +137,7 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
     else:
         _local_axes(t, i.a, i.axes)
     steps = tuple(g for g in a.batch if t.folded and i.acc in t.carried and g in t.kernel.sequential)
-    in_memory = not a.work
+    in_memory, from_zero = not a.work, _starts_at_zero(t, i)
     if a.again is not None:
         a = Virtual(a.again(), a.batch)
     a = _inner_batch(a, steps)
@@ -147,8 +147,15 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
     axes = (*taken, *(len(batch) + len(steps) + x for x in i.axes))
     source = t.expand(a, batch)
     block = i.block if not steps else math.prod(source.shape[x] for x in axes)
-    found = t.ar.reduce(i.op, start, source, axes, block, i.a.dtype, in_memory=in_memory)
+    found = t.ar.reduce(i.op, start, source, axes, block, i.a.dtype, in_memory=in_memory, from_zero=from_zero)
     state.tiles[i.acc] = Virtual(lax.squeeze(found, taken), batch)
+
+
+def _starts_at_zero(t: Lifting, i: vector.ReduceInto) -> bool:
+    """Whether the accumulator is never -0: all that is written to it is +0, and sums that start from that."""
+    makers = [x for x in t.kernel.instructions if i.acc in x.writes() and not (isinstance(x, vector.ReduceInto) and x.op == "add")]
+    zeros = [isinstance(x, vector.Constant) and x.value == 0 and math.copysign(1, x.value) > 0 for x in makers]
+    return bool(zeros) and all(zeros)
 
 
 def _inner_batch(value: Virtual, inner: tuple[int, ...]) -> Virtual:
