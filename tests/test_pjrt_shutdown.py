@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tpuflow.pjrt import table
 from tpuflow.pjrt.shutdown import Shutdown, ShutdownError
 
 TOLD = 200
@@ -44,3 +45,18 @@ def test_a_thread_is_told_and_never_the_one_that_it_starts(shutdown, monkeypatch
         shutdown._look()
         time.sleep(0.0005)
     assert (told, lost) == (TOLD, [])
+
+
+@pytest.mark.parametrize("name", ["Client_Compile", "LoadedExecutable_Execute", *sorted(table.INFALLIBLE)])
+def test_what_jaxlib_takes_no_error_from_is_answered_while_the_process_ends(name, shutdown, monkeypatch):
+    """A thread of jaxlib's own that has compiled makes an object of what it got, and aborts the process if one of these entries fails."""
+
+    def refused() -> None:
+        raise ShutdownError
+
+    monkeypatch.setattr(shutdown, "begun", True)
+    monkeypatch.setattr(shutdown, "hold", refused)
+    monkeypatch.setattr(table, "SHUTDOWN", shutdown)
+    answered = []
+    error = table._guarded(name, answered.append)([])
+    assert (bool(answered), error is None) == (name in table.INFALLIBLE,) * 2

@@ -60,6 +60,11 @@ ENTRIES = tuple(
 )
 """The fields of `PJRT_Api` behind its version, without their prefix `PJRT_`."""
 
+INFALLIBLE = frozenset(
+    {"LoadedExecutable_GetExecutable", "LoadedExecutable_AddressableDeviceLogicalIds", "LoadedExecutable_GetDeviceAssignment"}
+)
+"""What jaxlib asks of an executable that it has just been given, to abort the process if it is told an error: answered to the end."""
+
 _HEAD = 5  # words: the table's size and extensions; the version's size, extensions, and two ints
 _Entry = ctypes.CFUNCTYPE(ctypes.c_void_p, Pointer)
 _Destroyer = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
@@ -98,7 +103,7 @@ class Table:
         if name in DESTROY:
             function: Any = _Destroyer(lambda args: destroy((words(args, 3)[2],)))
         else:
-            function = _Entry(_guarded(FUNCTIONS.get(name) or _known(name) or _missing(name)))
+            function = _Entry(_guarded(name, FUNCTIONS.get(name) or _known(name) or _missing(name)))
         self._kept.append(function)
         return ctypes.cast(function, ctypes.c_void_p).value or 0
 
@@ -164,12 +169,12 @@ def _call_back(args: Args) -> None:
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
-def _guarded(function: Function) -> Callable[[Args], int | None]:
+def _guarded(name: str, function: Function) -> Callable[[Args], int | None]:
     """An entry that returns exceptions as `PJRT_Error`s: none may leave a C callback."""
 
     def call(args: Args) -> int | None:
         try:
-            if SHUTDOWN.begun:
+            if SHUTDOWN.begun and name not in INFALLIBLE:
                 SHUTDOWN.hold()
             function(args)
         except BaseException as error:
