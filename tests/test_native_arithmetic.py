@@ -143,17 +143,18 @@ def test_columns_of_what_is_in_memory_are_summed_by_a_product_with_ones(computed
     assert (np.abs(got - terms.sum(0))[finite] <= sum_bound(256) * size[finite]).all()
 
 
-@pytest.mark.parametrize("rows", [20, 256])
-def test_negative_zeros_sum_to_negative_zero_where_the_accumulator_starts_from_it(rows: int):
+@pytest.mark.parametrize("rows, columns", [(100, 1000), (256, 256)])
+def test_negative_zeros_sum_to_negative_zero_where_the_accumulator_starts_from_it(rows: int, columns: int):
+    """Sums that would be products with ones, in part and as a whole, if it started from +0."""
     b = Builder()
-    x, out = b.input("x", F32, (rows, 256)), b.new_output("out", F32, (1, 256))
+    x, out = b.input("x", F32, (rows, columns)), b.new_output("out", F32, (1, columns))
     k = KernelBuilder(b, (), "sum")
-    source, total = k.load(k.window(x, k.tile(F32, [rows, 256]))), k.tile(F32, [1, 256])
+    source, total = k.load(k.window(x, k.tile(F32, [rows, columns]))), k.tile(F32, [1, columns])
     k.result(total, vector.Constant(total, -0.0), vector.ReduceInto("add", total, source, (0,), rows), window=k.window(out, total))
     k.release()
     program = b.program(k.kernel())
     for engine, fidelity in (("reference", "bitexact"), ("fast", "bitexact"), ("fast", "native")):
-        (found,), _ = Executable(program, engine, fidelity).launch([np.full((rows, 256), -0.0, np.float32)])
+        (found,), _ = Executable(program, engine, fidelity).launch([np.full((rows, columns), -0.0, np.float32)])
         assert np.signbit(found).all(), fidelity
 
 

@@ -65,7 +65,6 @@ def in_phases(
     """The product of each phase, concatenated along the labels of the phases and written so: its readers would pick each element anew."""
     if not phases:
         return multiply(a, b, low_padding, sizes)
-    a = materialized(a)  # else each phase computes it anew
 
     def one(chosen: Sequence[int]) -> Value:
         ranges = {x.inner: x.ranges[n] for x, n in zip(phases, chosen, strict=True)}
