@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,8 +70,8 @@ class BufferTypes:
 
     def new(self, arrays: Sequence[Any]) -> Sequence[int]:
         """Make buffers for these arrays, and return their handles."""
-        for usage, *taken in self._taken:
-            usage.allocate(*taken)
+        for usage, size, count, largest in self._taken:
+            usage.allocate(size, count, largest)
         return BufferGroup(self, self._type.from_buffer_copy(self._template), arrays).handles
 
 
@@ -83,41 +82,33 @@ class BufferGroup:
 
     def __init__(self, kinds: BufferTypes, headers: Any, arrays: Sequence[Any]):
         self._kinds, self._headers, self._first = kinds, headers, ctypes.addressof(headers)
-        self.handles = range(self._first, self._first + HEADER_BYTES * len(arrays), HEADER_BYTES)
-        OBJECTS.update(dict.fromkeys(self.handles, self))
-        ARRAYS.update(zip(self.handles, arrays, strict=True))
+        self.handles, handle = [], self._first
+        for array in arrays:
+            OBJECTS[handle], ARRAYS[handle] = self, array
+            self.handles.append(handle)
+            handle += HEADER_BYTES
 
     def kind(self, handle: int) -> BufferType:
         """The type of one of them."""
         return self._kinds.rows[(handle - self._first) // HEADER_BYTES]
 
-    def delete(self, handles: Sequence[int]) -> None:
-        """Free the memory of some of them. Deleting a buffer again does nothing."""
-        self._free(handles)
-        for handle in handles:
-            self._headers[(handle - self._first) // 8 + DELETED] = 1
+    def delete(self, handle: int) -> None:
+        """Free the memory of one of them. Deleting a buffer again does nothing."""
+        self._free(handle)
+        self._headers[(handle - self._first) // 8 + DELETED] = 1
 
-    def destroyed(self, handles: Sequence[int]) -> None:
-        """Called when C has destroyed some of them."""
-        self._free(handles)
+    def destroyed(self, handle: int) -> None:
+        """Called when C has destroyed one of them."""
+        self._free(handle)
         if EXTERNAL_REFERENCES:
-            _forget(EXTERNAL_REFERENCES, handles)
+            EXTERNAL_REFERENCES.pop(handle, None)
 
-    def _free(self, handles: Sequence[int]) -> None:
-        freed: Counter[Usage] = Counter()
-        for handle in handles:
-            if ARRAYS.pop(handle, None) is not None:
-                kind = self.kind(handle)
-                freed[kind.memory.usage] += kind.bytes
-        for usage, size in freed.items():
-            usage.free(size)
+    def _free(self, handle: int) -> None:
+        if ARRAYS.pop(handle, None) is not None:
+            kind = self.kind(handle)
+            kind.memory.usage.free(kind.bytes)
         if SHARED_BY:
-            _forget(SHARED_BY, handles)
-
-
-def _forget(table: dict[int, Any], handles: Iterable[int]) -> None:
-    for handle in handles:
-        table.pop(handle, None)
+            SHARED_BY.pop(handle, None)
 
 
 def type_of(handle: int) -> BufferType:
@@ -127,8 +118,8 @@ def type_of(handle: int) -> BufferType:
 
 def delete(handles: Iterable[int]) -> None:
     """Free the memory of buffers. Deleting a buffer again does nothing."""
-    for group, own in itertools.groupby(handles, OBJECTS.__getitem__):
-        group.delete(list(own))
+    for handle in handles:
+        OBJECTS[handle].delete(handle)
 
 
 def add_external_reference(handle: int) -> None:

@@ -6,7 +6,6 @@ import ctypes
 import functools
 import sys
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import tpuflow
@@ -72,7 +71,10 @@ class Usage:
         with self._lock:
             self.in_use += size
             self.allocations += count
-            self.peak, self.largest = max(self.peak, self.in_use), max(self.largest, largest)
+            if self.in_use > self.peak:
+                self.peak = self.in_use
+            if largest > self.largest:
+                self.largest = largest
 
     def free(self, size: int) -> None:
         """Count `size` bytes less."""
@@ -114,7 +116,7 @@ class Client(ApiObject):
         fields = (self.handle, *(word for found in lists for word in found.pair))
         self.header[1 : 1 + len(fields)] = fields
 
-    def destroyed(self, handles: Sequence[int]) -> None:
+    def destroyed(self, handle: int) -> None:
         """Its devices and memories go with it."""
         for device in self.devices:
             OBJECTS.pop(device.handle, None)

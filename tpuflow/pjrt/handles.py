@@ -6,8 +6,7 @@ Word 0 belongs to the list of destroyed objects (`native.py`).
 from __future__ import annotations
 
 import ctypes
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from tpuflow.pjrt.native import Native
@@ -29,7 +28,7 @@ class ApiObject:
         self.handle = ctypes.addressof(self.header)
         OBJECTS[self.handle] = self
 
-    def destroyed(self, handles: Sequence[int]) -> None:
+    def destroyed(self, handle: int) -> None:
         """Called when C has destroyed the object; frees what it holds."""
 
 
@@ -47,12 +46,10 @@ exception propagates loses the exception."""
 
 def destroy(handles: Iterable[int]) -> None:
     """Forget objects, and free what they hold."""
-    for found, own in itertools.groupby(handles, OBJECTS.get):
-        gone = list(own)
-        for handle in gone:
-            OBJECTS.pop(handle, None)
+    for handle in handles:
+        found = OBJECTS.pop(handle, None)
         if found is not None:
-            found.destroyed(gone)
+            found.destroyed(handle)
 
 
 def collect() -> None:

@@ -231,7 +231,7 @@ class LaxArithmetic:
             products = from_zero and op == "add" and dtype == F32
             if products and in_memory and (sums := column_sums(a, axes)) is not None:
                 return self.binary(op, start, sums, dtype)
-            return self.binary(op, start, self._reduce_freely(op, a, axes, dtype, products=products), dtype)
+            return self.binary(op, start, self._reduce_freely(op, a, axes, dtype, products=products, in_memory=in_memory), dtype)
         block = block if op in ("add", "mul") else a.size  # of all others the order cannot be seen
         blocks = self._halve(op, self._in_blocks(op, a, axes, block, dtype), 1, dtype)  # [blocks, 1, kept...]
 
@@ -241,9 +241,11 @@ class LaxArithmetic:
         total, _ = lax.scan(combine, start, blocks, unroll=min(_SCAN_UNROLL, len(blocks)))
         return total
 
-    def _reduce_freely(self, op: str, a: Value, axes: Sequence[int], dtype: DType, *, products: bool) -> Value:
+    def _reduce_freely(self, op: str, a: Value, axes: Sequence[int], dtype: DType, *, products: bool, in_memory: bool) -> Value:
         if dtype.is_float and op in ("max", "min"):
-            return extreme(op, a, axes)
+            as_words = lax.bitcast_convert_type(_bf16_words(a), jnp.int16) if dtype == BF16 else a
+            found = extreme(op, as_words, axes, moved=in_memory and dtype != F16)
+            return _bf16_to_f32(lax.bitcast_convert_type(found, jnp.uint16)) if dtype == BF16 else found
         nothing = np.asarray(identity(op, dtype)).astype(self._rounding.carrier_type(dtype))[()]
         return reduced(a, axes, lambda x, y: self.binary(op, x, y, dtype), nothing, products=products)
 

@@ -78,8 +78,8 @@ def quiet(x: Value) -> Value:
 
 
 def turned(bits: Value) -> Value:
-    """The s32 bits of f32 as integers with the floats' order, NaN apart; its own inverse."""
-    return lax.select(lax.lt(bits, jnp.zeros_like(bits)), bits ^ np.int32(0x7FFFFFFF), bits)
+    """The bits of f32 or bf16, signed, as integers with the floats' order, NaN apart; its own inverse."""
+    return lax.select(lax.lt(bits, jnp.zeros_like(bits)), bits ^ jnp.iinfo(bits.dtype).max, bits)
 
 
 def _rounded(x: Value, dtype: DType) -> Value:
