@@ -25,6 +25,7 @@ from tpuflow.isa import vector
 from tpuflow.isa.contraction import Contraction
 from tpuflow.isa.elementwise import BINARY, COMPARE, CUMULATIVE, REDUCE, UNARY
 from tpuflow.isa.numpy_arithmetic import is_defined
+from tpuflow.isa.program import Program
 
 pytestmark = pytest.mark.optimised
 
@@ -171,6 +172,72 @@ def test_native_sums_of_rows_of_columns_are_of_windows_the_last_a_product(rows: 
     total = lambda x: LaxArithmetic(False).reduce("add", jnp.zeros_like(x[:1]), x, (0,), rows, F32, from_zero=True)  # noqa: E731
     assert found in str(jax.make_jaxpr(total)(x))
     np.testing.assert_allclose(total(x), x.astype(np.float64).sum(0, keepdims=True), rtol=1e-4, atol=1e-4 * np.abs(x).max())
+
+
+def two_sums(between: str = "", chain: int = 0) -> Program:
+    """The sums of columns of x * x and x * y + ...: one (`chain` operations more in each). between: what else happens to the first sum's
+    tile before the second is added up: it is "read", or "written" anew after it was read."""
+    b = Builder()
+    x, y = (b.input(name, F32, (96, 256)) for name in "xy")
+    outs = [b.new_output(name, F32, (1, 256)) for name in ("squares", "products", "doubled")]
+    k = KernelBuilder(b, (), "sums")
+    left, right = (k.load(k.window(i, k.tile(F32, [96, 256]))) for i in (x, y))
+    squares, products = k.tile(F32, [96, 256]), k.tile(F32, [96, 256])
+    first, second, doubled = (k.tile(F32, [1, 256]) for _ in range(3))
+    k.emit(vector.Binary("mul", squares, left, left), vector.Binary("mul", products, left, right))
+    for _ in range(chain):
+        k.emit(vector.Unary("sqrt", squares, squares), vector.Unary("abs", products, products))
+    k.emit(vector.Constant(first, 0.0), vector.Constant(second, 0.0))
+    k.emit(vector.ReduceInto("add", first, squares, (0,), 96))
+    if between:
+        k.emit(vector.Binary("add", doubled, first, first))
+    if between == "written":
+        k.emit(vector.Constant(first, 7.0))
+    k.emit(vector.ReduceInto("add", second, products, (0,), 96))
+    if not between:
+        k.emit(vector.Binary("add", doubled, first, first))
+    for out, tile in zip(outs, (first, second, doubled), strict=True):
+        k.result(tile, window=k.window(out, tile))
+    k.release()
+    return b.program(k.kernel())
+
+
+@pytest.mark.parametrize(
+    "between, chain, together", [("", 0, True), ("", 1, True), ("", 4, False), ("read", 0, False), ("written", 0, False)]
+)
+def test_sums_of_one_shape_are_made_in_one_loop(between: str, chain: int, together: bool):
+    """Unless the loop would be too long, or something asks for the first before the second is there."""
+    program = two_sums(between, chain)
+    (made,) = FastEngine(program, verified=True).translate()
+    assert bool(re.search(r"stablehlo.reduce\(.*\), \(", made.as_text())) == together
+    x, y = finite_values(F32, (96, 256), 53) % 4, finite_values(F32, (96, 256), 54) % 4
+    x[3, 5], x[4, 6], y[5, 7], x[:, 8] = np.inf, -np.inf, np.nan, -0.0
+    expected, _ = Executable(program, "reference", "bitexact").launch([x, y])
+    for fidelity in ("bitexact", "native"):
+        found, _ = Executable(program, "fast", fidelity).launch([x, y])
+        for got, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("reused", [False, True])
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_an_accumulator_starts_from_what_reaches_its_sum(zero: float, reused: bool):
+    """Not from what its tile holds afterwards."""
+    b = Builder()
+    x, out = b.input("x", F32, (100, 1000)), b.new_output("out", F32, (1, 1000))
+    k = KernelBuilder(b, (), "sum")
+    source, total = k.load(k.window(x, k.tile(F32, [100, 1000]))), k.tile(F32, [1, 1000])
+    k.emit(vector.Constant(total, zero), vector.ReduceInto("add", total, source, (0,), 100))
+    if reused:
+        k.emit(vector.Unary("neg", total, total))
+    k.result(total, vector.Unary("neg", total, total), window=k.window(out, total))
+    k.release()
+    program = b.program(k.kernel())
+    (made,) = FastEngine(program, verified=True).translate()
+    assert ("stablehlo.dot_general" in made.as_text()) == (not np.signbit(zero))
+    (found,), _ = Executable(program, "fast", "native").launch([np.full((100, 1000), -0.0, np.float32)])
+    (expected,), _ = Executable(program, "reference", "bitexact").launch([np.full((100, 1000), -0.0, np.float32)])
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
 
 
 def plain(x: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from tpuflow.device.fast import lax_convolution, lax_sort
 from tpuflow.device.fast.half import narrow_moved, widen_bits
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
 from tpuflow.device.fast.lax_masked_product import Mask, Padding
-from tpuflow.device.fast.lax_reduce import column_sums, extreme, reduced
+from tpuflow.device.fast.lax_reduce import column_sums, extreme, reduced, reduced_together
 from tpuflow.device.fast.lax_rounding import Rounding, flushed, in_word, materialized, quiet, widen, word_type
 from tpuflow.device.fast.phases import Phases, in_phases
 from tpuflow.dtypes import BF16, F16, F32, S32, STORAGE, U32, DType
@@ -240,6 +240,14 @@ class LaxArithmetic:
 
         total, _ = lax.scan(combine, start, blocks, unroll=min(_SCAN_UNROLL, len(blocks)))
         return total
+
+    def add_together(
+        self, starts: Sequence[Value], values: Sequence[Value], axes: Sequence[int], *, from_zero: bool = False
+    ) -> list[Value]:
+        """Native `reduce` by "add" of several f32 arrays of one shape, in one loop."""
+        nothing = np.asarray(identity("add", F32), np.float32)[()]
+        found = reduced_together(values, axes, lax.add, nothing, products=from_zero)
+        return [self.binary("add", start, x, F32) for start, x in zip(starts, found, strict=True)]
 
     def _reduce_freely(self, op: str, a: Value, axes: Sequence[int], dtype: DType, *, products: bool, in_memory: bool) -> Value:
         if dtype.is_float and op in ("max", "min"):

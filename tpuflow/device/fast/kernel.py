@@ -9,7 +9,7 @@ A tier that has no whole-tensor form for some instruction raises `CannotLift` an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from jax import lax
 from tpuflow.device.fast.access import Trips
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.halos import halos_of
-from tpuflow.device.fast.lift import handler_of
+from tpuflow.device.fast.lift import handler_of, make_sums
 from tpuflow.device.fast.positions import CannotLift
 from tpuflow.device.fast.shapes import covers, in_shape_of_buffers
 from tpuflow.device.fast.virtual import Gather, Lifting, State, Virtual
@@ -141,10 +141,19 @@ class _Translation(Lifting):
 
     def _section(self, instructions: tuple[Instruction, ...], trips: Trips, state: State) -> None:
         for instruction in instructions:
+            waiting = {x.acc for x in state.sums}
+            if waiting and not waiting.isdisjoint((*instruction.reads(), *instruction.writes())):
+                self._rest(make_sums(self, state), state)
             handler_of(instruction)(self, instruction, trips, state)
-            for tile in self.resting.intersection(instruction.writes()):
-                rested = self.ar.rest(state.tiles[tile].array, tile.dtype)
-                state.tiles[tile] = Virtual(self.ar.load(rested, tile.dtype), state.tiles[tile].batch, rested=rested)
+            waiting = {x.acc for x in state.sums}
+            self._rest([tile for tile in instruction.writes() if tile not in waiting], state)
+        self._rest(make_sums(self, state), state)
+
+    def _rest(self, written: Iterable[Tile], state: State) -> None:
+        """Put tiles at rest that are in `resting`."""
+        for tile in self.resting.intersection(written):
+            rested = self.ar.rest(state.tiles[tile].array, tile.dtype)
+            state.tiles[tile] = Virtual(self.ar.load(rested, tile.dtype), state.tiles[tile].batch, rested=rested)
 
     def _loop(
         self,

@@ -49,12 +49,35 @@ class Virtual:
     again: Callable[[], Any] | None = None
 
 
+@dataclass(frozen=True)
+class Sum:
+    """A sum that has not been made yet: into which tile, from what start on, of which array and the work that made it (`Virtual`), over
+    which axes; the batch of the result, and its axes for steps that are taken at once (`lift._reduce_into`). from_zero: as of
+    `LaxArithmetic.reduce`."""
+
+    acc: Tile
+    start: Any
+    source: Any
+    work: frozenset[tuple[int, int]]
+    axes: tuple[int, ...]
+    batch: tuple[int, ...]
+    taken: tuple[int, ...]
+    from_zero: bool
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What is equal for sums that one loop can make."""
+        return self.source.shape, self.axes, self.from_zero
+
+
 @dataclass
 class State:
-    """The state of a kernel while it is translated: buffers (as `LaxArithmetic.hold` gives them) and tiles (carriers)."""
+    """The state of a kernel while it is translated: buffers (as `LaxArithmetic.hold` gives them), tiles (carriers), and the sums that are
+    still to be made, which are made together where that is possible."""
 
     hbm: dict[int, Any]
     tiles: dict[Tile, Virtual] = field(default_factory=dict)
+    sums: list[Sum] = field(default_factory=list)
     pieces: dict[int, list[tuple[Window, Piece]]] = field(default_factory=dict)
     padded: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # what a padded view was made of, and the view
     margins: dict[Any, Margins] = field(default_factory=dict)  # by how much the loads of a view leave it
@@ -68,6 +91,10 @@ class State:
                 view = access.write_axes(view, piece.array, window, piece.positions)
             self.hbm[b] = access.from_view(view, window, buffers[b].shape)
         self.pieces = {}
+
+
+def _last_writer(instructions: Sequence[Instruction], tile: Tile) -> Instruction | None:
+    return next((i for i in reversed(instructions) if tile in i.writes()), None)
 
 
 @dataclass
@@ -117,8 +144,7 @@ class Lifting:
         """The instructions that read what one with a single result writes; where that stays in its tile to the end of the section, all
         instructions of other sections and steps, too, that read the tile."""
         (tile,) = maker.writes()
-        (section,) = (section for _, section in self.kernel.sections if any(i is maker for i in section))
-        place = next(n for n, i in enumerate(section) if i is maker)
+        (_, section), place = self._place(maker)
         later = section[place + 1 :]
         end = next((n for n, i in enumerate(later) if tile in i.writes()), None)
         found = [i for i in later[: end if end is None else end + 1] if tile in i.reads()]
@@ -127,6 +153,20 @@ class Lifting:
         before = section[:place] if tile in self.carried else ()
         others = (i for _, other in self.kernel.sections if other is not section for i in other)
         return [*found, *(i for i in (*before, *others) if tile in i.reads())]
+
+    def makers(self, reader: Instruction, tile: Tile) -> list[Instruction]:
+        """The instructions whose writes of a tile an instruction may find in it."""
+        (name, section), place = self._place(reader)
+        own = _last_writer(section[:place], tile)
+        if own is not None:
+            return [own]
+        before = {"prologue": (), "body": (self.kernel.prologue, section), "epilogue": (self.kernel.prologue, self.kernel.body)}[name]
+        return [maker for other in before if (maker := _last_writer(other, tile)) is not None]
+
+    def _place(self, instruction: Instruction) -> tuple[tuple[str, Sequence[Instruction]], int]:
+        """The section of an instruction with its name, and its place there."""
+        places = ((section, place) for section in self.kernel.sections for place, i in enumerate(section[1]) if i is instruction)
+        return next(places)
 
     @property
     def sizes(self) -> tuple[int, ...]:
