@@ -254,13 +254,38 @@ print(device.platform, device.device_kind, *(a.device.platform for a in (x, x + 
 
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
-    [("TPUFLOW_CHIP", "tpu-v44", "Did you mean"), ("TPUFLOW_FIDELITY", "exact", "bitexact"), ("TPUFLOW_DEVICES", "0", "from 1 to")],
+    [
+        ("TPUFLOW_CHIP", "tpu-v44", "Did you mean"),
+        ("TPUFLOW_FIDELITY", "exact", "bitexact"),
+        ("TPUFLOW_DEVICES", "0", "from 1 to"),
+        ("TPUFLOW_POLICY", "mixd", "Did you mean 'mixed'"),
+        ("TPUFLOW_POLICY", "bf16", "expected fp32, mixed, mixed_bf16"),
+    ],
 )
 def test_a_wrong_environment_is_told_to_who_uses_the_device(environment, variable, value, said, monkeypatch):
     monkeypatch.setenv(variable, value)
     with pytest.raises(ConfigError, match=said) as raised:
         Settings.from_environment().check()
     assert variable in str(raised.value) and value in str(raised.value)
+
+
+@pytest.mark.parametrize("policy, rounded", [("", 1 + 2**-12), ("fp32", 1 + 2**-12), ("mixed", 1.0), ("mixed_bf16", 1.0)])
+def test_a_policy_rounds_the_operands_of_products_and_keeps_types(environment, policy, rounded):
+    """In programs, whose second product takes what the first gives, and in operations by themselves."""
+    code = """
+import jax, jax.numpy as jnp
+x, one = jnp.full((1, 1), 1 + 2.0**-12), jnp.ones((1, 1))
+product = jax.jit(lambda x, y: (x @ y, x + y))(x, one)
+print(*(float(y) for y in (product[0][0, 0], (x @ one)[0, 0], product[1][0, 0])), *{str(y.dtype) for y in product}, jax.devices()[0].policy)
+"""
+    out, err = run(environment | {"TPUFLOW_POLICY": policy}, "-c", code)
+    assert (out.split(), err) == ([str(rounded), str(rounded), str(2 + 2**-12), "float32", policy or "fp32"], "")
+
+
+def test_a_policy_has_programs_of_its_own_in_the_persistent_cache(environment, tmp_path):
+    code = "import jax; x = jax.numpy.full((1, 1), 1 + 2.0**-12); print(float(jax.jit(lambda x: x @ x.T)(x)[0, 0]) > 1)"
+    kept = environment | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    assert [run(kept | {"TPUFLOW_POLICY": p}, "-c", code)[0] for p in ("fp32", "mixed", "fp32", "mixed")] == ["True\n", "False\n"] * 2
 
 
 def test_buffers_of_one_call_give_their_memory_back_each_once():

@@ -24,11 +24,12 @@ class Device(ApiObject):
     """
 
     def __init__(self, client: Client, number: int):
-        chip = client.settings.chip
+        chip, settings = client.settings.chip, client.settings
         self.client, self.number = client, number
         self._kind = Text(f"tpuflow {chip.name}")
         self._name = Text(f"TpuSimDevice(id={number}, chip={chip.name})")
-        self._attributes = NamedValues({"chip": chip.name, "cores": chip.cores, "fidelity": client.settings.fidelity})
+        facts = {"chip": chip.name, "cores": chip.cores, "fidelity": settings.fidelity, "policy": settings.policy}
+        self._attributes = NamedValues(facts)
         super().__init__()
         self.memory = Memory(self, DEVICE_MEMORY, number, Usage(chip.hbm_bytes))
         self.host_memory = Memory(self, HOST_MEMORY, client.settings.devices + number, Usage(sys.maxsize))
@@ -105,7 +106,7 @@ class Client(ApiObject):
     def __init__(self, settings: Settings):
         self.settings = settings
         self._platform = Text(PLATFORM)
-        self._version = Text(f"tpuflow {tpuflow.__version__}, chip {settings.chip.name}, {settings.fidelity}")
+        self._version = Text(f"tpuflow {tpuflow.__version__}, chip {settings.chip.name}, {settings.fidelity}, {settings.policy}")
         self.devices = [Device(self, number) for number in range(settings.devices)]
         self._devices = Numbers([d.handle for d in self.devices], ctypes.c_uint64)
         self._memories = Numbers([m.handle for d in self.devices for m in d.memories], ctypes.c_uint64)

@@ -6,6 +6,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tpuflow.errors import ConfigError
@@ -54,7 +55,7 @@ def _compile(client: Client, module: bytes, options: bytes) -> Loaded:
     devices = _devices(client, options)
     if len(devices) > 1:
         return _compile_for_mesh(client, module, options, devices)
-    imported = lower_stablehlo(module, host_functions=HOST_FUNCTIONS, trusted=True, complex_ports=True)
+    imported = _cast(client, lower_stablehlo(module, host_functions=HOST_FUNCTIONS, trusted=True, complex_ports=True))
     return Loaded(compile_stablehlo(imported, chip=client.settings.chip), _metadata(imported), devices)
 
 
@@ -64,10 +65,18 @@ def _compile_for_mesh(client: Client, module: bytes, options: bytes, devices: Se
     from tpuflow.lower.importers.stablehlo.partitioned import lower_partitioned
 
     found = partition_artifact(module, options, HOST_CALL)
-    imported = lower_partitioned(found.partitioned, found.name, complex_ports=True)
+    imported = _cast(client, lower_partitioned(found.partitioned, found.name, complex_ports=True))
     donated = _usable(found.donated, [v.type for v in imported.graph.inputs], [v.type for v in imported.graph.outputs])
     program = compile_stablehlo(imported, chip=client.settings.chip, donated=donated)
     return _loaded(program, _metadata(imported, found.partitioned.module), devices)
+
+
+def _cast(client: Client, imported: Any) -> Any:
+    """An imported module by the policy of the environment."""
+    from tpuflow.lower.autocast import autocast
+
+    compute = client.settings.compute
+    return imported if compute is None else replace(imported, graph=autocast(imported.graph, compute))
 
 
 def _usable(donated: Sequence[bool], inputs: Sequence[Hashable], outputs: Sequence[Hashable]) -> list[bool]:

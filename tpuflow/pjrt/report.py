@@ -98,6 +98,7 @@ def _data(client: Client, lines: Sequence[Line]) -> dict[str, Any]:
     return {
         "chip": client.settings.chip.name,
         "fidelity": client.settings.fidelity,
+        "policy": client.settings.policy,
         "seconds": sum(line.whole_seconds for line in lines),
         "array_peak_bytes": [device.memory.usage.peak for device in client.devices],
         "programs": [
