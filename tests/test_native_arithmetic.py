@@ -144,19 +144,29 @@ def test_columns_of_what_is_in_memory_are_summed_by_a_product_with_ones(computed
     assert (np.abs(got - terms.sum(0))[finite] <= sum_bound(256) * size[finite]).all()
 
 
+@pytest.mark.parametrize("made", [(), ("floor",), ("floor", "ceil")])
 @pytest.mark.parametrize("rows, columns", [(100, 1000), (256, 256)])
-def test_negative_zeros_sum_to_negative_zero_where_the_accumulator_starts_from_it(rows: int, columns: int):
-    """Sums that would be products with ones, in part and as a whole, if it started from +0."""
+def test_negative_zeros_sum_to_negative_zero_where_the_accumulator_starts_from_it(rows: int, columns: int, made: tuple[str, ...]):
+    """Sums that would be products with ones, in part and as a whole, if it started from +0: of what is loaded, of what is computed, and two
+    in one loop."""
     b = Builder()
-    x, out = b.input("x", F32, (rows, columns)), b.new_output("out", F32, (1, columns))
+    x = b.input("x", F32, (rows, columns))
     k = KernelBuilder(b, (), "sum")
-    source, total = k.load(k.window(x, k.tile(F32, [rows, columns]))), k.tile(F32, [1, columns])
-    k.result(total, vector.Constant(total, -0.0), vector.ReduceInto("add", total, source, (0,), rows), window=k.window(out, total))
+    source, sums = k.load(k.window(x, k.tile(F32, [rows, columns]))), []
+    for op in made or [""]:
+        out, total, terms = b.new_output(f"out {op}", F32, (1, columns)), k.tile(F32, [1, columns]), source
+        if op:
+            terms = k.tile(F32, [rows, columns])
+            k.emit(vector.Unary(op, terms, source))
+        k.emit(vector.Constant(total, -0.0), vector.ReduceInto("add", total, terms, (0,), rows))
+        sums.append((out, total))
+    for out, total in sums:
+        k.result(total, window=k.window(out, total))
     k.release()
     program = b.program(k.kernel())
     for engine, fidelity in (("reference", "bitexact"), ("fast", "bitexact"), ("fast", "native")):
-        (found,), _ = Executable(program, engine, fidelity).launch([np.full((rows, columns), -0.0, np.float32)])
-        assert np.signbit(found).all(), fidelity
+        found, _ = Executable(program, engine, fidelity).launch([np.full((rows, columns), -0.0, np.float32)])
+        assert all(np.signbit(x).all() for x in found), fidelity
 
 
 def test_columns_of_several_lanes_are_summed_without_a_transposition():

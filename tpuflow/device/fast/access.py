@@ -92,14 +92,14 @@ def _offset(moves: Mapping[int, int], trips: Trips) -> tuple[Any, tuple[float, f
 def to_view(array: Any, window: Window) -> Any:
     """The buffer as the window's view: reshaped, then permuted."""
     layout = view_layout(window)
-    array = array.reshape(layout.dims)
+    array = lax.reshape(array, layout.dims)
     return array if layout.is_plain else lax.transpose(array, layout.permutation)
 
 
 def from_view(view: Any, window: Window, shape: tuple[int, ...]) -> Any:
     """The inverse of `to_view`."""
     layout = view_layout(window)
-    return (view if layout.is_plain else lax.transpose(view, tuple(np.argsort(layout.permutation)))).reshape(shape)
+    return lax.reshape(view if layout.is_plain else lax.transpose(view, tuple(np.argsort(layout.permutation))), shape)
 
 
 def read_axis(x: Any, axis: int, extent: int, dilation: int, where: Positions, fill: Any) -> Any:
@@ -169,7 +169,17 @@ def write(array: Any, value: Any, window: Window, wheres: list[Positions]) -> An
     if finer is None:
         return from_view(write_axes(to_view(array, window), value, window, wheres), window, array.shape)
     own, positions = finer
-    return write_axes(array, value.reshape([where.length for where in positions]), own, positions)
+    return write_axes(array, lax.reshape(value, [where.length for where in positions]), own, positions)
+
+
+def whole(value: Any, window: Window, wheres: list[Positions], shape: tuple[int, ...]) -> Any | None:
+    """A buffer that `write` has written all of, in order; None if some of it stays as it was, or is moved."""
+    covered = (a.dilation == 1 and _is_whole(where, a.extent) for a, where in zip(window.axes, wheres, strict=True))
+    return lax.reshape(value, shape) if view_layout(window).is_plain and all(covered) else None
+
+
+def _is_whole(where: Positions, extent: int) -> bool:
+    return where.known and where.progression == (0, 1) and where.offset == 0 and where.length == extent
 
 
 def in_own_shape(shape: tuple[int, ...], window: Window, wheres: list[Positions]) -> tuple[Window, list[Positions]] | None:
@@ -184,7 +194,7 @@ def in_own_shape(shape: tuple[int, ...], window: Window, wheres: list[Positions]
         if merged is None:
             return None
         del left[: len(merged)]
-        whole = axis.dilation == 1 and where.known and where.progression == (0, 1) and where.offset == 0 and where.length == axis.extent
+        whole = axis.dilation == 1 and _is_whole(where, axis.extent)
         longest = merged.index(max(merged)) if merged else 0
         if not whole and any(n != 1 for i, n in enumerate(merged) if i != longest):
             return None

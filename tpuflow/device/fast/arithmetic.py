@@ -228,10 +228,11 @@ class LaxArithmetic:
             return start
         rounds = dtype != F32 and op in ("add", "mul")
         if not dtype.is_float or not (rounds or self.bitexact):
-            products = from_zero and op == "add" and dtype == F32
-            if products and in_memory and (sums := column_sums(a, axes)) is not None:
-                return self.binary(op, start, sums, dtype)
-            return self.binary(op, start, self._reduce_freely(op, a, axes, dtype, products=products, in_memory=in_memory), dtype)
+            if op == "add" and dtype == F32:
+                (found,) = self.sums([a], axes, in_memory=in_memory, from_zero=from_zero)
+            else:
+                found = self._reduce_freely(op, a, axes, dtype, moved=in_memory and dtype != F16)
+            return self.binary(op, start, found, dtype)
         block = block if op in ("add", "mul") else a.size  # of all others the order cannot be seen
         blocks = self._halve(op, self._in_blocks(op, a, axes, block, dtype), 1, dtype)  # [blocks, 1, kept...]
 
@@ -241,21 +242,20 @@ class LaxArithmetic:
         total, _ = lax.scan(combine, start, blocks, unroll=min(_SCAN_UNROLL, len(blocks)))
         return total
 
-    def add_together(
-        self, starts: Sequence[Value], values: Sequence[Value], axes: Sequence[int], *, from_zero: bool = False
-    ) -> list[Value]:
-        """Native `reduce` by "add" of several f32 arrays of one shape, in one loop."""
-        nothing = np.asarray(identity("add", F32), np.float32)[()]
-        found = reduced_together(values, axes, lax.add, nothing, products=from_zero)
-        return [self.binary("add", start, x, F32) for start, x in zip(starts, found, strict=True)]
+    def sums(self, values: Sequence[Value], axes: Sequence[int], *, in_memory: bool, from_zero: bool) -> list[Value]:
+        """Native sums of f32 arrays of one shape, in one loop; in_memory, from_zero: as of `reduce`."""
+        if in_memory and from_zero and len(values) == 1 and (found := column_sums(values[0], axes)) is not None:
+            return [found]
+        add = lambda x, y: lax.add(x, y)  # noqa: E731 `lax.reduce` knows lax.add itself, and would begin with +0, not -0
+        return reduced_together(values, axes, add, np.asarray(identity("add", F32), np.float32)[()], products=from_zero)
 
-    def _reduce_freely(self, op: str, a: Value, axes: Sequence[int], dtype: DType, *, products: bool, in_memory: bool) -> Value:
+    def _reduce_freely(self, op: str, a: Value, axes: Sequence[int], dtype: DType, *, moved: bool) -> Value:
         if dtype.is_float and op in ("max", "min"):
             as_words = lax.bitcast_convert_type(_bf16_words(a), jnp.int16) if dtype == BF16 else a
-            found = extreme(op, as_words, axes, moved=in_memory and dtype != F16)
+            found = extreme(op, as_words, axes, moved=moved)
             return _bf16_to_f32(lax.bitcast_convert_type(found, jnp.uint16)) if dtype == BF16 else found
         nothing = np.asarray(identity(op, dtype)).astype(self._rounding.carrier_type(dtype))[()]
-        return reduced(a, axes, lambda x, y: self.binary(op, x, y, dtype), nothing, products=products)
+        return reduced(a, axes, lambda x, y: self.binary(op, x, y, dtype), nothing)
 
     def _in_blocks(self, op: str, a: Value, axes: Sequence[int], block: int, dtype: DType) -> Value:
         """[blocks, block, kept...]; a last block that is shorter is filled up with the identity, which cannot be seen."""

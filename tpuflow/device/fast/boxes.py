@@ -6,7 +6,7 @@ computed again and again, and slicing one axis after the other makes XLA materia
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +63,10 @@ def margins(boxes: Sequence[Sequence[Stride]], spans: Sequence[int]) -> Margins:
     return tuple(zip(low, high, strict=True))
 
 
-def padded(view: Any, window: Window, around: Margins, fill: Any) -> Any:
+def padded(view: Any, window: Window, around: Margins, fill: Callable[[], Any]) -> Any:
     """The view with its elements spread out and `fill` between and around them."""
     config = [(low, high, a.dilation - 1) for (low, high), a in zip(around, window.axes, strict=True)]
-    return lax.pad(view, fill, config) if any(map(any, config)) else view
+    return lax.pad(view, fill(), config) if any(map(any, config)) else view
 
 
 def cut(x: Any, box: Sequence[Stride], around: Margins) -> Any:

@@ -9,7 +9,7 @@ A tier that has no whole-tensor form for some instruction raises `CannotLift` an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -119,9 +119,7 @@ class _Translation(Lifting):
     def run(self, hbm: dict[int, Any]) -> dict[int, Any]:
         """Translate the whole grid; returns the written buffers."""
         written = sorted({w.buffer for i in self.kernel.instructions for role, w in i.windows() if role == "write"})
-        for b in written:
-            hbm.setdefault(b, jnp.zeros(self.buffers[b].shape, self.ar.held_type(self.buffers[b].dtype)))
-        state = State(hbm)
+        state = State(_Arrays(self, hbm))
         axes = tuple(g for g in self.kernel.parallel if g in self.looped)
         self._loop(axes, Trips(self.sizes, {}, {}), state, written, (), self._point)
         state.write_pieces(self.buffers)
@@ -203,6 +201,19 @@ class _Translation(Lifting):
         arrays, values = lax.fori_loop(0, count, trip, start)
         state.hbm.update(zip(written, arrays, strict=True))
         state.tiles.update({t: Virtual(v, b) for t, v, b in zip(kept, values, batches, strict=True)})
+
+
+class _Arrays(dict[int, Any]):
+    """The arrays of buffers. What a kernel is the first to write begins as zeros, made where the kernel does not write all of it."""
+
+    def __init__(self, translation: _Translation, arrays: Mapping[int, Any]):
+        super().__init__(arrays)
+        self._translation = translation
+
+    def __missing__(self, number: int) -> Any:
+        buffer = self._translation.buffers[number]
+        self[number] = jnp.zeros(buffer.shape, self._translation.ar.held_type(buffer.dtype))
+        return self[number]
 
 
 def _carried_tiles(kernel: Kernel) -> set[Tile]:

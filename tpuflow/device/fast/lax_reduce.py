@@ -47,11 +47,11 @@ def reduced_together(
     """
     shape = values[0].shape
     lengths, along = _neighbours_as_one(shape, axes)
-    found = [a.reshape(lengths) for a in values]
+    found = [lax.reshape(a, lengths) for a in values]
     for axis in reversed(along):
         cut = _in_pieces(found, axis, combine, nothing, pieces)
         found = [_along(a, axis, combine, nothing, products=products, written=cut is not found) for a in cut]
-    return [a.reshape([1 if axis in axes else n for axis, n in enumerate(shape)]) for a in found]
+    return [lax.reshape(a, [1 if axis in axes else n for axis, n in enumerate(shape)]) for a in found]
 
 
 def column_sums(a: Value, axes: Sequence[int]) -> Value | None:

@@ -78,7 +78,12 @@ def _made_again(t: Lifting, i: vector.Unary, operands: Sequence[Any]) -> Any:
 def _filled(t: Lifting, i: Any, trips: Trips, state: State) -> None:
     """Instructions with the trait "fills": the result depends on the position alone."""
     (dst,) = i.writes()
-    state.tiles[dst] = Virtual(i.meaning(t.ar, trips.trip(dst)))
+    state.tiles[dst] = Virtual(i.meaning(t.ar, trips.trip(dst)), zero=isinstance(i, matrix.MatmulZero) or _is_zero(i))
+
+
+def _is_zero(i: Instruction) -> bool:
+    """Whether an instruction writes +0."""
+    return isinstance(i, vector.Constant) and i.value == 0 and math.copysign(1, i.value) > 0
 
 
 def _random(t: Lifting, i: vector.Random, trips: Trips, state: State) -> None:
@@ -147,12 +152,13 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
     a = _inner_batch(a, steps)
     batch = tuple(sorted({*acc.batch, *a.batch}))
     taken = tuple(range(len(batch), len(batch) + len(steps)))  # steps that are taken at once: native only, where order is free
-    start = lax.expand_dims(t.expand(acc, batch), taken)
     axes = (*taken, *(len(batch) + len(steps) + x for x in i.axes))
     source = t.expand(a, batch)
     if i.op == "add" and i.a.dtype == F32 and not t.ar.bitexact:
+        start = None if acc.zero else t.expand(acc, batch)
         state.sums.append(Sum(i.acc, start, source, work, axes, batch, taken, from_zero))
         return
+    start = lax.expand_dims(t.expand(acc, batch), taken)
     block = i.block if not steps else math.prod(source.shape[x] for x in axes)
     found = t.ar.reduce(i.op, start, source, axes, block, i.a.dtype, in_memory=not work)
     state.tiles[i.acc] = Virtual(lax.squeeze(found, taken), batch)
@@ -162,13 +168,11 @@ def make_sums(t: Lifting, state: State) -> list[Tile]:
     """Make the sums that wait, those of one form in one loop; returns their tiles."""
     waiting, state.sums = state.sums, []
     for group in _in_loops(waiting):
-        first, starts, sources = group[0], [x.start for x in group], [x.source for x in group]
-        if len(group) > 1:
-            made = t.ar.add_together(starts, sources, first.axes, from_zero=first.from_zero)
-        else:
-            made = [t.ar.reduce("add", first.start, first.source, first.axes, 1, F32, in_memory=not first.work, from_zero=first.from_zero)]
-        for x, found in zip(group, made, strict=True):
-            state.tiles[x.acc] = Virtual(lax.squeeze(found, x.taken), x.batch)
+        first = group[0]
+        sums = t.ar.sums([x.source for x in group], first.axes, in_memory=not first.work, from_zero=first.from_zero)
+        for x, found in zip(group, sums, strict=True):
+            own = lax.squeeze(found, x.taken)
+            state.tiles[x.acc] = Virtual(own if x.start is None else t.ar.binary("add", x.start, own, F32), x.batch)
     return [x.acc for x in waiting]
 
 
@@ -194,7 +198,7 @@ def _starts_at_zero(t: Lifting, i: vector.ReduceInto) -> bool:
         for maker in t.makers(x, i.acc):
             if isinstance(maker, vector.ReduceInto) and maker.op == "add":
                 sums += [maker] if all(maker is not y for y in sums) else []
-            elif isinstance(maker, vector.Constant) and maker.value == 0 and math.copysign(1, maker.value) > 0:
+            elif _is_zero(maker):
                 found = True
             else:
                 return False
@@ -239,8 +243,11 @@ def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) 
 
     total, pieces = acc, i.k_tiles(operands.a, right, lifted.lhs, lifted.rhs) if t.ar.bitexact else [(operands.a, right)]
     for x, y in pieces:
-        product = multiply_split(t.ar, x, y, i.a.dtype, i.precision, multiply)
-        (x, y), batch = t.aligned([total, Virtual(product, batch)])
+        product = Virtual(multiply_split(t.ar, x, y, i.a.dtype, i.precision, multiply), batch)
+        if total.zero and not t.ar.bitexact:
+            total = product
+            continue
+        (x, y), batch = t.aligned([total, product])
         total = Virtual(t.ar.binary("add", x, y, i.acc.dtype), batch)
     state.tiles[i.acc] = total
 
@@ -306,9 +313,9 @@ def _load_box(t: Lifting, window: Window, box: Sequence[boxes.Stride], trips: Tr
         state.margins[key] = boxes.margins([b for b in found if b is not None], boxes.spread_extents(window))
     around = state.margins[key]
     if key not in state.padded or state.padded[key][0] is not source:
-        view = boxes.padded(access.to_view(source, window), window, around, _fill(t, window, window.tile.dtype))
+        view = boxes.padded(access.to_view(source, window), window, around, functools.partial(_fill, t, window, window.tile.dtype))
         state.padded[key] = source, view
-    bare = boxes.unpadded(access.to_view(source, window), window, box)
+    bare = boxes.unpadded(access.to_view(source, window), window, box) if any(map(any, around)) else None
     held = None if bare is None else replace(bare, array=t.ar.load(bare.array, window.tile.dtype))
     return Virtual(t.ar.load(boxes.cut(state.padded[key][1], box, around), window.tile.dtype), unpadded=held)
 
@@ -347,7 +354,8 @@ def _store(t: Lifting, i: dma.Store, trips: Trips, state: State) -> None:
             array = materialized(array)
         elif window.tile in t.only_stored and _pays_materializing(value, array.size):
             array = t.ar.materialized_if_native(array)
-    state.hbm[window.buffer] = access.write(state.hbm[window.buffer], array, window, wheres)
+    whole = access.whole(array, window, wheres, buffer.shape)
+    state.hbm[window.buffer] = access.write(state.hbm[window.buffer], array, window, wheres) if whole is None else whole
 
 
 def _work_of(value: Virtual) -> int:

@@ -38,7 +38,7 @@ class Virtual:
 
     `unpadded`: the content before padding, for rules that pad themselves. `rested`: the content at rest (see `LaxArithmetic`). `work`: the
     elementwise instructions that made it out of loads, sums, products and moves, as pairs of `id` and work (`lift.MATERIALIZE_WORK`).
-    `again`: makes the array once more, apart from the first (`lift.RECOMPUTED`).
+    `again`: makes the array once more, apart from the first (`lift.RECOMPUTED`). `zero`: it is +0 everywhere.
     """
 
     array: Any
@@ -47,13 +47,14 @@ class Virtual:
     rested: Any = None
     work: frozenset[tuple[int, int]] = frozenset()
     again: Callable[[], Any] | None = None
+    zero: bool = False
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A sum that has not been made yet: into which tile, from what start on, of which array and the work that made it (`Virtual`), over
-    which axes; the batch of the result, and its axes for steps that are taken at once (`lift._reduce_into`). from_zero: as of
-    `LaxArithmetic.reduce`."""
+    """A sum that has not been made yet: into which tile, what it is added to (None: +0), of which array and the work that made it
+    (`Virtual`), over which axes; the batch of the result, and its axes for steps that are taken at once (`lift._reduce_into`). from_zero:
+    as of `LaxArithmetic.reduce`."""
 
     acc: Tile
     start: Any
