@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from tpuflow.compiler import compile_function
 from tpuflow.device.fast import cache, cuts, execution
 from tpuflow.device.fast.cuts import Cuts, HostLoop, Stage
 from tpuflow.device.fast.engine import FastEngine, _stages
-from tpuflow.device.host_memory import available_bytes, host_memory
+from tpuflow.device.host_memory import available_bytes
 from tpuflow.device.interrupts import defer_interrupts
 from tpuflow.device.limits import Limits
 from tpuflow.device.runtime import Executable
@@ -255,12 +256,14 @@ def test_a_host_without_memory_is_an_error_with_both_numbers():
 @pytest.mark.parametrize(
     "error", [MemoryError("Unable to allocate 3.6 TiB"), RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 40 bytes.")]
 )
-def test_whoever_is_refused_memory_the_error_is_ours(error: Exception):
-    program = compile_function(counted, (X,))
-    with pytest.raises(HostMemoryError, match="asked for 40 bytes at once|was refused memory .Unable to allocate"), host_memory(program):
-        raise error
-    with pytest.raises(RuntimeError, match="^something else$"), host_memory(program):
-        raise RuntimeError("something else")
+def test_whoever_is_refused_memory_the_error_is_ours(error: Exception, monkeypatch: pytest.MonkeyPatch):
+    short, sliced = Executable(compile_function(lambda x: x + 1, (X,))), Executable(compile_function(conditional, (X,)))
+    ours = error, HostMemoryError, "asked for 40 bytes at once|was refused memory .Unable to allocate"
+    for executable, method in ((short, "once"), (sliced, "start")):
+        for raised, kind, said in (ours, (RuntimeError("something else"), RuntimeError, "^something else$")):
+            monkeypatch.setattr(executable._engine, method, Mock(side_effect=raised))
+            with pytest.raises(kind, match=said):
+                executable.launch([X])
 
 
 def huge() -> tpuflow.Chip:

@@ -6,7 +6,6 @@ import functools
 import os
 import re
 from pathlib import Path
-from types import TracebackType
 
 from tpuflow.errors import HostMemoryError
 from tpuflow.isa.program import Program
@@ -17,39 +16,23 @@ _ASKED = re.compile(r"allocating (\d+) bytes")
 _AVAILABLE = re.compile(r"MemAvailable:\s*(\d+) kB")
 
 
-class host_memory:
-    """A reusable context that turns failed allocations into `HostMemoryError`; several threads may be in it.
-
-    It is a class since every launch enters it, and `contextlib.contextmanager` takes ten times as long.
+def refuse_memory(program: Program, error: BaseException) -> None:
+    """Say what a launch's error, NumPy's or XLA's, means for the host's memory; nothing if it is about anything else.
 
     Raises:
       HostMemoryError: the host has not as much memory as the launch asks for.
     """
-
-    __slots__ = ("_program",)
-
-    def __init__(self, program: Program):
-        self._program = program
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        if error is None or not isinstance(error, (MemoryError, RuntimeError)):  # NumPy's, and XLA's
-            return
-        if isinstance(error, MemoryError) or str(error).startswith("RESOURCE_EXHAUSTED"):
-            raise _error(self._program, str(error)) from error
-
-
-def _error(program: Program, text: str) -> HostMemoryError:
+    text = str(error)
+    if not isinstance(error, MemoryError) and not text.startswith("RESOURCE_EXHAUSTED"):
+        return
     asked, there = _ASKED.search(text), available_bytes()
     what = f"asked for {int(asked[1]):,} bytes at once" if asked else f"was refused memory ({text.splitlines()[0]})"
     has = "" if there is None else f"; the host has {there:,} bytes available"
     held = sum(b.bytes for b in program.buffers)
-    return HostMemoryError(
+    raise HostMemoryError(
         f"host out of memory: the program {program.name or '(no name)'!r} {what}{has}. Its buffers are {held:,} bytes in all. Use a "
         "smaller batch, or a host with more memory; `tpuflow.estimate` says without running anything what the simulated device needs."
-    )
+    ) from error
 
 
 def available_bytes() -> int | None:

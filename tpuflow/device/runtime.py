@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tpuflow.device.budget import Budget, OutOfBudget, Workload
-from tpuflow.device.host_memory import host_memory
+from tpuflow.device.host_memory import refuse_memory
 from tpuflow.device.interrupts import defer_interrupts
 from tpuflow.device.launching import check_arguments, check_sent
 from tpuflow.device.limits import Limits, host_bytes, items_bytes
@@ -68,7 +68,6 @@ class Executable:
         self._paces: dict[int, Any] = {}
         self._allowed: Limits | None = None
         """Limits that every launch is known to keep, set after the first launch of a short Program: each takes the same work and memory."""
-        self._host_memory = host_memory(self.program)
         verify(self.program)
         self._workload = Workload(self.program)
         self._engine = _make_engine(self.program, engine, fidelity, device)
@@ -152,15 +151,17 @@ class Executable:
         self.round_trips += 1
         budget = Budget.of(work, limits.work)
         try:
-            with self._host_memory:
-                execution = self._engine.start(inputs, infeeds, start, room, self._paces, budget)
-                self._run_slices(execution, on_slice, count or 0)
-                check_sent(self.program.outfeeds, execution.totals, room)
-                if on_slice is None:
-                    self._call_host(execution.outfeeds)
-                return execution.outputs, [x[:count] for x in execution.outfeeds[self.program.call_ports :]]
+            execution = self._engine.start(inputs, infeeds, start, room, self._paces, budget)
+            self._run_slices(execution, on_slice, count or 0)
+            check_sent(self.program.outfeeds, execution.totals, room)
+            if on_slice is None:
+                self._call_host(execution.outfeeds)
+            return execution.outputs, [x[:count] for x in execution.outfeeds[self.program.call_ports :]]
         except OutOfBudget:
             raise limits.exceeded() from None
+        except (MemoryError, RuntimeError) as error:
+            refuse_memory(self.program, error)
+            raise
 
     def launch_fitting(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of `launch`, for JAX arrays that are known to fit the signature.
@@ -172,8 +173,11 @@ class Executable:
     def _once(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a short Program, possibly still being computed."""
         self.round_trips += 1
-        with self._host_memory:
+        try:
             return self._engine.once(inputs)
+        except (MemoryError, RuntimeError) as error:
+            refuse_memory(self.program, error)
+            raise
 
     def _run_slices(self, execution: Any, on_slice: OnSlice | None, count: int) -> None:
         """Run all pieces of an execution and report each slice of its last loop; without such a loop, the whole launch is one slice."""

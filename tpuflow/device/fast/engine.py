@@ -218,15 +218,13 @@ class _Executable:
         """Run a stage that is the whole Program and counts no work: the Program's outputs."""
         return self._launch(None, donated, kept, [], None)[0]
 
-    def _launch(self, trips: Any, donated: list[Any], kept: list[Any], infeeds: Sequence[Any], budget: Any) -> Any:
+    def _launch(self, *arguments: Any) -> tuple[list[Any], list[Any]]:
         """Launch as one executable even under `jax.disable_jit`, which is about the user's functions, not the device's arithmetic."""
         if jits_nothing():
             with jax.disable_jit(False):
-                return self._called(trips, donated, kept, infeeds, budget)
-        return self._called(trips, donated, kept, infeeds, budget)
-
-    def _called(self, *arguments: Any) -> Any:
-        outputs, given, done = self._run(self._zero, *arguments)
+                outputs, given, done = self._run(self._zero, *arguments)
+        else:
+            outputs, given, done = self._run(self._zero, *arguments)
         for x in done:
             wait_at_exit(x)
         return outputs, given

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
 
+from tpuflow.jaxprs.compat import looks_for_nans
 from tpuflow.jaxprs.plugins import call_unchecked, is_packed, place
 
 Sizes = Callable[..., Hashable]
@@ -208,7 +209,7 @@ class _Pinned:
             compiled = self.lower(*specs).compile()
         if self._packed:
             return call_unchecked(compiled, *arguments)
-        if jax.config.jax_debug_nans or jax.config.jax_debug_infs:  # type: ignore[attr-defined]
+        if looks_for_nans():
             with jax.debug_nans(False), jax.debug_infs(False):  # about the user's arrays: who calls us looks at the results
                 return compiled(*arguments)
         return compiled(*arguments)
