@@ -130,7 +130,7 @@ def test_types_that_a_program_chooses_stay() -> None:
     graph = cast(f, arguments, BF16)
     assert [v.dtype for v in graph.outputs] == [v.dtype for v in lower_with_calls(jax.make_jaxpr(f)(*arguments), "f")[0].outputs]
     assert {n.inputs[0].dtype.name for n in graph.nodes if n.op == "dot"} == {"f16", "s32", "bf16"}
-    assert [v.dtype for n in graph.nodes if n.op == "sort" for v in n.results][0] == BF16
+    assert next(v.dtype for n in graph.nodes if n.op == "sort" for v in n.results) == BF16
     values(compile_graph(graph), arguments)
 
 

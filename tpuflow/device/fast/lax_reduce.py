@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -74,7 +75,7 @@ def two_rows(first: float, n: int) -> Value:
 
 
 @custom_vmap
-def _times_ones(a: Value) -> Value:
+def _product_with_ones(a: Value) -> Value:
     """[..., rows, columns] -> [..., columns]."""
     *lanes, rows, _ = a.shape
     each, place = tuple(range(len(lanes))), len(lanes)
@@ -83,9 +84,13 @@ def _times_ones(a: Value) -> Value:
     return lax.index_in_dim(sums, 0, place, keepdims=False)
 
 
-@_times_ones.def_vmap
+@_product_with_ones.def_vmap
 def _(axis_size: int, batched: Sequence[bool], a: Value) -> tuple[Value, bool]:
-    return _times_ones(a), True  # `vmap` would make lanes columns, and XLA:CPU transpose them
+    return _product_with_ones(a), True  # `vmap` would make lanes columns, and XLA:CPU transpose them
+
+
+_times_ones = jax.jit(_product_with_ones, inline=True)
+"""Traced once for each shape: the rule for `vmap` makes a trace of its own in every call."""
 
 
 def extreme(op: str, a: Value, axes: Sequence[int], *, moved: bool = False) -> Value:
