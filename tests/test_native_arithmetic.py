@@ -13,7 +13,7 @@ import pytest
 
 import tpuflow
 from tests.arithmetic_values import REFERENCE, compute, every_value, finite_values, reduced, ulps_apart, values
-from tests.program_builder import Builder, KernelBuilder
+from tests.program_builder import SEQUENTIAL, Builder, KernelBuilder
 from tests.quick import quickly_compiled
 from tests.tolerances import NATIVE_F32, NATIVE_SHORT_SPECIAL, sum_bound
 from tpuflow.device.fast.arithmetic import LaxArithmetic
@@ -167,6 +167,22 @@ def test_negative_zeros_sum_to_negative_zero_where_the_accumulator_starts_from_i
     for engine, fidelity in (("reference", "bitexact"), ("fast", "bitexact"), ("fast", "native")):
         found, _ = Executable(program, engine, fidelity).launch([np.full((rows, columns), -0.0, np.float32)])
         assert all(np.signbit(x).all() for x in found), fidelity
+
+
+def test_a_sum_over_no_steps_is_what_it_starts_from():
+    b = Builder()
+    x, out = b.input("x", F32, (0, 128)), b.new_output("out", F32, (1, 128))
+    k = KernelBuilder(b, [(0, SEQUENTIAL)], "sum")
+    total = k.tile(F32, [1, 128], rate="point")
+    k.emit(vector.Constant(total, 0.0), section="prologue")
+    source = k.load(k.window(x, k.tile(F32, [k.axis(0, 8, 0), 128])))
+    k.emit(vector.ReduceInto("add", total, source, (0,), 8))
+    k.release()
+    k.result(total, window=k.window(out, total), section="epilogue")
+    program = b.program(k.kernel())
+    for fidelity in ("bitexact", "native"):
+        (found,), _ = Executable(program, "fast", fidelity).launch([np.ones((0, 128), np.float32)])
+        assert not found.any() and not np.signbit(found).any(), fidelity
 
 
 def test_columns_of_several_lanes_are_summed_without_a_transposition():

@@ -154,7 +154,7 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
     taken = tuple(range(len(batch), len(batch) + len(steps)))  # steps that are taken at once: native only, where order is free
     axes = (*taken, *(len(batch) + len(steps) + x for x in i.axes))
     source = t.expand(a, batch)
-    if i.op == "add" and i.a.dtype == F32 and not t.ar.bitexact:
+    if i.op == "add" and i.a.dtype == F32 and source.size and not t.ar.bitexact:
         start = None if acc.zero else t.expand(acc, batch)
         state.sums.append(Sum(i.acc, start, source, work, axes, batch, taken, from_zero))
         return
