@@ -12,10 +12,12 @@ import pytest
 from jax import lax
 
 from tpuflow import amp
+from tpuflow.amp import rules as amp_rules
 from tpuflow.compiler import compile_graph, compile_jaxpr
 from tpuflow.device.runtime import Executable
 from tpuflow.dtypes import BF16, F16, F32, DType
-from tpuflow.lower.autocast import autocast
+from tpuflow.isa.elementwise import BINARY, UNARY
+from tpuflow.lower.autocast import FULL_PRECISION, autocast
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
 
@@ -119,6 +121,10 @@ def test_what_is_summed_squared_or_asked_for_is_f32() -> None:
         "bf16 = convert f32", "bf16 = convert f32", "f32 = dot bf16 bf16", "bf16 = convert f32", "bf16 = tanh bf16", "f32 = convert bf16",
         "f32 = mul f32 f32", "f32 = reduce f32", "bf16 = reduce bf16", "f32 = exp f32", "f32 = dot f32 f32", "f32 = convert bf16",
     ]  # fmt: skip
+
+
+def test_the_operations_in_full_precision_are_those_of_the_policy_for_functions() -> None:
+    assert {*UNARY, *BINARY}.intersection(amp_rules.FULL_PRECISION) == FULL_PRECISION - {"bitcast"}
 
 
 def test_types_that_a_program_chooses_stay() -> None:

@@ -271,7 +271,7 @@ def test_a_wrong_environment_is_told_to_who_uses_the_device(environment, variabl
 
 @pytest.mark.parametrize("policy, rounded", [("", 1 + 2**-12), ("fp32", 1 + 2**-12), ("mixed", 1.0), ("mixed_bf16", 1.0)])
 def test_a_policy_rounds_the_operands_of_products_and_keeps_types(environment, policy, rounded):
-    """In programs, whose second product takes what the first gives, and in operations by themselves."""
+    """In a program, and in an operation by itself; sums and types stay."""
     code = """
 import jax, jax.numpy as jnp
 x, one = jnp.full((1, 1), 1 + 2.0**-12), jnp.ones((1, 1))

@@ -75,10 +75,11 @@ class _Autocast:
             self.converted[value, dtype] = made
         return self.converted[value, dtype]
 
-    def put(self, node: Node, dtypes: Sequence[DType], result: DType | None = None) -> None:
-        """Add a node with operands in these types. result: of results that are f32, if it is another."""
+    def put(self, node: Node, dtypes: Sequence[DType], made: Sequence[DType] | None = None) -> None:
+        """Add a node with operands in these types. made: the types of its results, if they are others than in the old graph."""
         inputs = tuple(self.in_type(v, dtype, node) for v, dtype in zip(node.inputs, dtypes, strict=True))
-        results = tuple(v if result is None or v.dtype != F32 else Value(TensorType(result, v.shape), v.name) for v in node.results)
+        types = [v.dtype for v in node.results] if made is None else made
+        results = tuple(v if v.dtype == t else Value(TensorType(t, v.shape), v.name) for v, t in zip(node.results, types, strict=True))
         self.now.update((old, new) for old, new in zip(node.results, results, strict=True) if new is not old)
         self.nodes.append(node.on(inputs, results) if (inputs, results) != (node.inputs, node.results) else node)
 
@@ -101,17 +102,14 @@ def _in_widest(state: _Autocast, node: Node) -> None:
     strong = [state.type_of(v) for v in node.inputs if v.dtype == F32 and v not in state.weak]
     if not strong or F32 in strong:
         return _as_traced(state, node)
-    return state.put(node, [state.compute if v.dtype == F32 else v.dtype for v in node.inputs], state.compute)
+    narrow = ([state.compute if v.dtype == F32 else v.dtype for v in values] for values in (node.inputs, node.results))
+    return state.put(node, *narrow)
 
 
 def _each_alone(state: _Autocast, node: Node) -> None:
     """Operands that are not combined: each keeps the type it has."""
     types = [state.type_of(v) for v in node.inputs]
-    state.put(node, types)
-    (made,) = state.nodes[-1:]
-    results = tuple(v if v.dtype == t else Value(TensorType(t, v.shape), v.name) for v, t in zip(node.results, types, strict=True))
-    state.nodes[-1] = made.on(made.inputs, results)
-    state.now.update((old, new) for old, new in zip(node.results, results, strict=True) if new is not old)
+    state.put(node, types, types)
 
 
 def _biased(state: _Autocast, node: Node) -> int | None:

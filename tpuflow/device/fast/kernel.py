@@ -139,12 +139,10 @@ class _Translation(Lifting):
 
     def _section(self, instructions: tuple[Instruction, ...], trips: Trips, state: State) -> None:
         for instruction in instructions:
-            waiting = {x.acc for x in state.sums}
-            if waiting and not waiting.isdisjoint((*instruction.reads(), *instruction.writes())):
+            if state.sums and not state.waiting.isdisjoint((*instruction.reads(), *instruction.writes())):
                 self._rest(make_sums(self, state), state)
             handler_of(instruction)(self, instruction, trips, state)
-            waiting = {x.acc for x in state.sums}
-            self._rest([tile for tile in instruction.writes() if tile not in waiting], state)
+            self._rest(set(instruction.writes()) - state.waiting, state)
         self._rest(make_sums(self, state), state)
 
     def _rest(self, written: Iterable[Tile], state: State) -> None:

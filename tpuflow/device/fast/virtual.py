@@ -83,6 +83,11 @@ class State:
     padded: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # what a padded view was made of, and the view
     margins: dict[Any, Margins] = field(default_factory=dict)  # by how much the loads of a view leave it
 
+    @property
+    def waiting(self) -> frozenset[Tile]:
+        """The tiles of sums that are still to be made."""
+        return frozenset(x.acc for x in self.sums)
+
     def write_pieces(self, buffers: Sequence[Buffer]) -> None:
         """Write the stores that were deferred, joined where they complete each other."""
         for b, waiting in self.pieces.items():
