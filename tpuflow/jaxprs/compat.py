@@ -294,11 +294,6 @@ def jits_nothing() -> bool:
     return config.disable_jit.value
 
 
-def looks_for_nans() -> bool:
-    """Whether `jax.debug_nans` or `jax.debug_infs` is on."""
-    return config.debug_nans.value or config.debug_infs.value
-
-
 def avals_on_one_device(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
     """The types of arrays that are on one device each, as part of a cache key; None if a leaf is anything else."""
     for leaf in leaves:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 from jax._src import callback, compilation_cache, core, debugging, dispatch, xla_bridge
+from jax._src.array import ArrayImpl
 from jax._src.interpreters import mlir
 from jax._src.lax import linalg
 from jax._src.tpu.linalg import eigh
@@ -27,6 +27,8 @@ from tpuflow.errors import ConfigError
 from tpuflow.jaxprs.protobuf import fields, packed
 
 _log = logging.getLogger("tpuflow.pjrt")
+ARRAY: Any = ArrayImpl
+"""The class of JAX's arrays: what it says of a value takes no call, as `isinstance(x, jax.Array)` does."""
 _ONLY_DURING_CALL = xla_client._xla.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
 
 
@@ -159,19 +161,19 @@ def check_options(compile_options: bytes) -> None:
         raise ConfigError(f"compiler_options: {said}. Expected options of XLA, which this device takes and needs none of.") from None
 
 
-def is_packed(dtype: Any) -> bool:
-    """Whether XLA keeps several numbers of a type in a byte."""
-    return dtype in _PACKED
+def launcher(compiled: Any) -> Callable[[Sequence[Any]], Any]:
+    """A function that launches a compiled function for one device on the leaves of its arguments, arrays that lie there, without JAX's
+    dispatch. Nothing is checked: neither results for NaN, nor layouts, of which JAX wrongly refuses those of
+    committed arrays of packed types (also in `jax.jit(f).lower(x).compile()(x)` on JAX's CPU backend)."""
+    run, tree = compiled._executable.unsafe_call, compiled.out_tree
+    if run.has_unordered_effects or run.ordered_effects or run.has_host_callbacks or run.mut:
+        return lambda leaves: jax.tree.unflatten(tree, run(*leaves))
+    execute, handlers, kept = run.xla_executable.execute_sharded, run.out_handler.handlers, sorted(run.kept_var_idx)
 
+    def launch(leaves: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(tree, execute([leaves[i] for i in kept]).consume_with_handlers(handlers))
 
-_PACKED = frozenset(np.dtype(t) for t in (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2))
-
-
-def call_unchecked(compiled: Any, *arguments: Any) -> Any:
-    """Call a compiled function without JAX's check of layouts, which wrongly refuses committed arrays of packed types (also in
-    `jax.jit(f).lower(x).compile()(x)` on JAX's CPU backend)."""
-    results = compiled._executable.unsafe_call(*jax.tree.leaves(arguments))
-    return jax.tree.unflatten(compiled.out_tree, results)
+    return launch
 
 
 def place(x: np.ndarray, device: Any, sharding: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
 
-from tpuflow.jaxprs.compat import looks_for_nans
-from tpuflow.jaxprs.plugins import call_unchecked, is_packed, place
+from tpuflow.jaxprs.plugins import ARRAY, launcher, place
 
 Sizes = Callable[..., Hashable]
 """The arguments of a function -> the part of their shapes that can differ from launch to launch."""
@@ -199,26 +198,24 @@ class _Pinned:
     def __init__(self, host: PinnedHost, function: Callable[..., Any], options: Mapping[str, str], sizes: Sizes):
         self._host, self._sizes = host, sizes
         self._jit = jax.jit(function, donate_argnums=(2,), compiler_options=dict(options))
-        self._compiled: dict[Hashable, Any] = {}
-        self._packed = False
+        self._compiled: dict[Hashable, tuple[Any, Callable[[Sequence[Any]], Any]]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        compiled = self._compiled.get(self._sizes(*arguments))
-        if compiled is None:
-            specs = jax.tree.map(lambda x: self._host.spec(x.shape, x.dtype), arguments)
-            compiled = self.lower(*specs).compile()
-        if self._packed:
-            return call_unchecked(compiled, *arguments)
-        if looks_for_nans():
-            with jax.debug_nans(False), jax.debug_infs(False):  # about the user's arrays: who calls us looks at the results
-                return compiled(*arguments)
-        return compiled(*arguments)
+        found = self._compiled.get(sizes := self._sizes(*arguments))
+        if found is None:
+            self.lower(*jax.tree.map(lambda x: self._host.spec(x.shape, x.dtype), arguments)).compile()
+            found = self._compiled[sizes]
+        _, launch = found
+        return launch([x if type(x) is ARRAY else self._host.moved(np.asarray(x)) for x in jax.tree.leaves(arguments)])
 
     def lower(self, *arguments: Any) -> _Lowered:
         """As `lower` of a `jax.jit` function; compiling the result keeps the executable for calls."""
-        self._packed = any(is_packed(x.dtype) for x in jax.tree.leaves(arguments))
         with self._host.translating():
             return _Lowered(self, self._sizes(*arguments), self._jit.lower(*arguments))
+
+    def keep(self, sizes: Hashable, compiled: Any) -> Any:
+        """Launch this executable where the arguments are of these sizes, unless another is kept already; returns the one that is kept."""
+        return self._compiled.setdefault(sizes, (compiled, launcher(compiled)))[0]
 
 
 class _Lowered:
@@ -235,7 +232,7 @@ class _Lowered:
         """Compile now."""
         with self._function._host.translating():
             compiled = self._lowered.compile()
-        return self._function._compiled.setdefault(self._sizes, compiled)
+        return self._function.keep(self._sizes, compiled)
 
 
 def _plain(array: Any) -> Any:
