@@ -18,7 +18,9 @@ import pytest
 from tests.entry_points import installed
 from tests.pjrt_cases import CASES, computed
 from tests.quick import FLAGS
+from tpuflow.device.fast.host import PinnedHost
 from tpuflow.errors import ConfigError, LaunchError
+from tpuflow.jaxprs.plugins import cpu_device
 from tpuflow.pjrt.buffer import (
     EXTERNAL_REFERENCES,
     BufferType,
@@ -286,6 +288,13 @@ def test_a_policy_has_programs_of_its_own_in_the_persistent_cache(environment, t
     code = "import jax; x = jax.numpy.full((1, 1), 1 + 2.0**-12); print(float(jax.jit(lambda x: x @ x.T)(x)[0, 0]) > 1)"
     kept = environment | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     assert [run(kept | {"TPUFLOW_POLICY": p}, "-c", code)[0] for p in ("fp32", "mixed", "fp32", "mixed")] == ["True\n", "False\n"] * 2
+
+
+def test_what_a_call_of_the_client_underneath_returns_is_there():
+    host = PinnedHost(cpu_device())
+    function = host.jit(lambda x, none, nothing: [x @ x], {}, lambda *arguments: 0)
+    (product,) = function(host.array(np.ones((1500, 1500), np.float32)), None, [])
+    assert product.is_ready()
 
 
 def test_buffers_of_one_call_give_their_memory_back_each_once():

@@ -21,6 +21,7 @@ from tpuflow.device.profile import KernelRow, profile
 from tpuflow.device.timing import Calibration, ProgramTime, time_program
 from tpuflow.device.verify import verify
 from tpuflow.errors import ConfigError, LaunchError, listed
+from tpuflow.garbage import undisturbed
 from tpuflow.isa import file
 from tpuflow.isa.calls import deliver
 from tpuflow.isa.program import Loop, Program
@@ -101,6 +102,7 @@ class Executable:
             self._times[key] = time_program(self.program, trips, round_trips, calibration)
         return self._times[key]
 
+    @undisturbed()
     def compile(self, infeed_items: int = 1) -> None:
         """Translate and compile now for the given number of infeed items (nothing to do on the reference engine).
 

@@ -135,7 +135,8 @@ def stablehlo_versions() -> tuple[Sequence[int], Sequence[int]]:
 def cpu_device() -> Any:
     """The device of a CPU client of our own, which is not among JAX's backends; one for the process.
 
-    The client is synchronous: it computes on the calling thread, which would wait anyway, and saves two thread switches a call.
+    The client is synchronous: it computes on the calling thread, which would wait anyway, saves two thread switches a call, and has nothing
+    to wait for when a call returns.
     """
     return xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
 
@@ -180,11 +181,6 @@ def place(x: np.ndarray, device: Any, sharding: Any) -> Any:
     """An array on a device; `x` is copied before this returns."""
     aval = core.ShapedArray(x.shape, x.dtype)
     return xla_client._xla.batched_device_put(aval, sharding, [x], [device], True, True, _ONLY_DURING_CALL, enable_x64=True)
-
-
-def wait(arrays: Sequence[Any]) -> None:
-    """Until all arrays are there: `jax.block_until_ready` of a list of arrays alone, in half the time."""
-    xla_client.batched_block_until_ready(arrays)
 
 
 def assigned(devices: Sequence[int]) -> bytes:

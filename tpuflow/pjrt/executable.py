@@ -7,7 +7,7 @@ import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from tpuflow.jaxprs.plugins import assigned, wait
+from tpuflow.jaxprs.plugins import assigned
 from tpuflow.pjrt.buffer import ARRAYS, COMPLEX, EXTERNAL_REFERENCES, SHARED_BY, BufferType, BufferTypes, array_of, delete
 from tpuflow.pjrt.cells import NamedValues, Numbers, Text
 from tpuflow.pjrt.device import Device
@@ -54,7 +54,8 @@ class Loaded(ApiObject):
 
     def launch(self, arguments: Sequence[Sequence[int]], kept: Collection[int]) -> Sequence[Sequence[int]]:
         """Run once. arguments: for each device the handles of its argument buffers, which JAX has checked. kept: the positions of donated
-        arguments that are not to be donated this time. Returns for each device the handles of its results, once they are computed.
+        arguments that are not to be donated this time. Returns for each device the handles of its results, which are computed: the client
+        underneath is synchronous.
 
         Raises:
           LaunchError: an argument has been deleted.
@@ -66,7 +67,6 @@ class Loaded(ApiObject):
         consumed = self._consumed(arguments, arrays, kept)
         try:
             results = self.executable.launch_fitting(arrays)
-            wait(results)
             results = self._unshared(results, arrays)
         finally:
             delete(consumed)

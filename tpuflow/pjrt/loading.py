@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tpuflow.errors import ConfigError
+from tpuflow.garbage import undisturbed
 from tpuflow.isa.calls import HOST_CALL
 from tpuflow.jaxprs.plugins import check_options, placement_of
 from tpuflow.pjrt.device import Client, Device
@@ -47,6 +48,7 @@ def load_bytes(client: Client, data: bytes, options: bytes) -> Loaded:
     return on_own_thread(functools.partial(_load, client, data, options))
 
 
+@undisturbed()
 def _compile(client: Client, module: bytes, options: bytes) -> Loaded:
     from tpuflow.compiler import compile_stablehlo
     from tpuflow.lower.importers.stablehlo.importer import lower_stablehlo

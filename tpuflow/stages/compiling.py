@@ -156,6 +156,7 @@ class JitFunction:
         """As `lower`: here tracing is all there is before compiling, so that the two stages of jax.stages are one."""
         return self.lower(*args, **kwargs)
 
+    @undisturbed()
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Trace for the given arguments (arrays or `jax.ShapeDtypeStruct`s)."""
         key, _ = self._key(args, kwargs)
