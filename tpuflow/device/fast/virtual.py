@@ -32,22 +32,45 @@ def same_view(window: Window) -> tuple[Any, ...]:
     return window.buffer, repr(window.fill), view_axes(window)
 
 
+def leading_ones(shape: Sequence[int]) -> int:
+    """How many axes of one element come first, before the last axis."""
+    return next((n for n, size in enumerate(shape[:-1]) if size != 1), max(0, len(shape) - 1))
+
+
 @dataclass(frozen=True)
 class Virtual:
     """A tile's content over all lifted trips: leading dimensions for the lifted grid axes in `batch`, then the tile's own axes.
 
+    `inner`: the content, of which `front` axes of one element are left out, the first ones: XLA compiles what differs in nothing else once.
     `unpadded`: the content before padding, for rules that pad themselves. `rested`: the content at rest (see `LaxArithmetic`). `work`: the
     elementwise instructions that made it out of loads, sums, products and moves, as pairs of `id` and work (`lift.MATERIALIZE_WORK`).
     `again`: makes the array once more, apart from the first (`lift.RECOMPUTED`). `zero`: it is +0 everywhere.
     """
 
-    array: Any
+    inner: Any
     batch: tuple[int, ...] = ()
     unpadded: Unpadded | None = None
     rested: Any = None
     work: frozenset[tuple[int, int]] = frozenset()
     again: Callable[[], Any] | None = None
     zero: bool = False
+    front: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the content."""
+        return (1,) * self.front + self.inner.shape
+
+    @functools.cached_property
+    def array(self) -> Any:
+        """The content."""
+        return lax.reshape(self.inner, self.shape) if self.front else self.inner
+
+    @functools.cached_property
+    def bare(self) -> Any:
+        """The content without `leading_ones(self.shape)` axes."""
+        front = leading_ones(self.shape)
+        return self.inner if front == self.front else lax.reshape(self.inner, self.shape[front:])
 
 
 @dataclass(frozen=True)
