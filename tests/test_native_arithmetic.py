@@ -19,6 +19,7 @@ from tests.tolerances import NATIVE_F32, NATIVE_SHORT_SPECIAL, sum_bound
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.engine import FastEngine
 from tpuflow.device.fast.lax_reduce import column_sums
+from tpuflow.device.fast.lift import RECOMPUTE_ELEMS
 from tpuflow.device.runtime import Executable
 from tpuflow.dtypes import BF16, COMPUTED, F16, F32, PRED, S32, DType
 from tpuflow.isa import vector
@@ -319,6 +320,26 @@ def test_many_exponentials_of_which_a_sum_is_taken_are_made_again_and_not_writte
         made = re.findall(r"%(\S+) = \S+2048,128\S* fusion", translated.compile().as_text().split("ENTRY")[1])
         assert len(made) == 1  # the result
     np.testing.assert_allclose(jax.tree.leaves(tpuflow.jit(of)(x))[0], jax.tree.leaves(jax.jit(of)(x))[0], rtol=1e-5)
+
+
+def test_exponentials_are_made_again_in_the_shape_of_their_tile():
+    """Axes of one element come first in it, which elementwise work leaves out."""
+    b, shape = Builder(), (1, 1, RECOMPUTE_ELEMS)
+    x, total, out = b.input("x", F32, shape), b.new_output("total", F32, (1, 1, 1)), b.new_output("out", F32, shape)
+    k = KernelBuilder(b)
+    source, made, squares, total_tile = (k.tile(F32, n) for n in (shape, shape, shape, (1, 1, 1)))
+    k.load(k.window(x, source))
+    k.emit(vector.Unary("exp", made, source))
+    sums = vector.Constant(total_tile, 0.0), vector.ReduceInto("add", total_tile, made, (2,), 1024)
+    k.result(total_tile, *sums, window=k.window(total, total_tile))
+    k.result(squares, vector.Binary("mul", squares, made, made), window=k.window(out, squares))
+    k.release()
+    program, values = b.program(k.kernel()), finite_values(F32, shape, 5) % 4
+    (translated,) = FastEngine(program).translate()
+    assert translated.as_text().count("stablehlo.exponential ") == 2
+    found = Executable(program).run({"x": values})
+    np.testing.assert_allclose(found["total"], np.exp(values).sum(-1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(found["out"], np.exp(values) ** 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("fidelity", ["native", "bitexact"])

@@ -159,7 +159,7 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
     steps = tuple(g for g in a.batch if t.folded and i.acc in t.carried and g in t.kernel.sequential)
     work, from_zero = a.work, i.op == "add" and _starts_at_zero(t, i)
     if a.again is not None:
-        a = Virtual(a.again(), a.batch)
+        a = Virtual(a.again(), a.batch, front=a.front)
     a = _inner_batch(a, steps)
     batch = tuple(sorted({*acc.batch, *a.batch}))
     taken = tuple(range(len(batch), len(batch) + len(steps)))  # steps that are taken at once: native only, where order is free

@@ -44,7 +44,7 @@ class Virtual:
     `inner`: the content, of which `front` axes of one element are left out, the first ones: XLA compiles what differs in nothing else once.
     `unpadded`: the content before padding, for rules that pad themselves. `rested`: the content at rest (see `LaxArithmetic`). `work`: the
     elementwise instructions that made it out of loads, sums, products and moves, as pairs of `id` and work (`lift.MATERIALIZE_WORK`).
-    `again`: makes the array once more, apart from the first (`lift.RECOMPUTED`). `zero`: it is +0 everywhere.
+    `again`: makes `inner` once more, apart from the first (`lift.RECOMPUTED`). `zero`: it is +0 everywhere.
     """
 
     inner: Any
