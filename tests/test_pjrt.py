@@ -12,12 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from tests.entry_points import installed
 from tests.pjrt_cases import CASES, computed
 from tests.quick import FLAGS
+from tests.test_foreign_calls import doubled
 from tpuflow.device.fast.host import PinnedHost
 from tpuflow.errors import ConfigError, LaunchError
 from tpuflow.jaxprs.plugins import cpu_device
@@ -290,11 +292,30 @@ def test_a_policy_has_programs_of_its_own_in_the_persistent_cache(environment, t
     assert [run(kept | {"TPUFLOW_POLICY": p}, "-c", code)[0] for p in ("fp32", "mixed", "fp32", "mixed")] == ["True\n", "False\n"] * 2
 
 
-def test_what_a_call_of_the_client_underneath_returns_is_there():
+def test_what_a_call_of_the_client_underneath_returns_is_there_and_a_failure_is_the_calls():
+    """So nobody waits for it."""
     host = PinnedHost(cpu_device())
     function = host.jit(lambda x, none, nothing: [x @ x], {}, lambda *arguments: 0)
     (product,) = function(host.array(np.ones((1500, 1500), np.float32)), None, [])
     assert product.is_ready()
+    failing = host.jit(lambda x, none, nothing: [doubled("numbers", jax.typeof(x), x)], {}, lambda *arguments: 0)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="ValueError: no numbers"):
+        failing(host.array(np.ones(3, np.float32)), None, [])
+
+
+def test_what_looks_for_nan_finds_the_users_and_in_programs_that_call_the_host_too(environment):
+    code = """
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_debug_nans", True)
+def f(x):
+    zeros = jax.pure_callback(lambda x: np.zeros_like(x), jax.ShapeDtypeStruct((4,), jnp.float32), x)
+    return zeros / zeros
+for function in (f, lambda x: (x - x) / (x - x)):
+    try: print(jax.jit(function)(jnp.ones(4)))
+    except FloatingPointError as error: print(error)
+"""
+    said = [line for line in run(environment, "-c", code)[0].splitlines() if "de-optimized" not in line]
+    assert said == ["invalid value (nan) encountered in div"] * 2
 
 
 def test_buffers_of_one_call_give_their_memory_back_each_once():

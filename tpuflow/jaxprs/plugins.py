@@ -28,7 +28,7 @@ from tpuflow.jaxprs.protobuf import fields, packed
 
 _log = logging.getLogger("tpuflow.pjrt")
 ARRAY: Any = ArrayImpl
-"""The class of JAX's arrays: what it says of a value takes no call, as `isinstance(x, jax.Array)` does."""
+"""The class of JAX's concrete arrays: `type(x) is ARRAY` takes a tenth of the time of `isinstance(x, jax.Array)`."""
 _ONLY_DURING_CALL = xla_client._xla.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
 
 
@@ -164,17 +164,20 @@ def check_options(compile_options: bytes) -> None:
 
 def launcher(compiled: Any) -> Callable[[Sequence[Any]], Any]:
     """A function that launches a compiled function for one device on the leaves of its arguments, arrays that lie there, without JAX's
-    dispatch. Nothing is checked: neither results for NaN, nor layouts, of which JAX wrongly refuses those of
-    committed arrays of packed types (also in `jax.jit(f).lower(x).compile()(x)` on JAX's CPU backend)."""
+    dispatch. Nothing is checked: neither results for NaN, which is about the user's arrays, nor layouts, of which JAX wrongly refuses those
+    of committed arrays of packed types (also in `jax.jit(f).lower(x).compile()(x)` on JAX's CPU backend)."""
     run, tree = compiled._executable.unsafe_call, compiled.out_tree
-    if run.has_unordered_effects or run.ordered_effects or run.has_host_callbacks or run.mut:
-        return lambda leaves: jax.tree.unflatten(tree, run(*leaves))
     execute, handlers, kept = run.xla_executable.execute_sharded, run.out_handler.handlers, sorted(run.kept_var_idx)
+
+    def launch_with_effects(leaves: Sequence[Any]) -> Any:
+        with jax.debug_nans(False), jax.debug_infs(False):
+            return jax.tree.unflatten(tree, run(*leaves))
 
     def launch(leaves: Sequence[Any]) -> Any:
         return jax.tree.unflatten(tree, execute([leaves[i] for i in kept]).consume_with_handlers(handlers))
 
-    return launch
+    has_effects = run.has_unordered_effects or run.ordered_effects or run.has_host_callbacks or run.mut
+    return launch_with_effects if has_effects else launch
 
 
 def place(x: np.ndarray, device: Any, sharding: Any) -> Any:

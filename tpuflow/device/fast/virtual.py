@@ -67,10 +67,14 @@ class Virtual:
         return lax.reshape(self.inner, self.shape) if self.front else self.inner
 
     @functools.cached_property
+    def ones(self) -> int:
+        """How many axes of one element come first (`leading_ones`)."""
+        return leading_ones(self.shape)
+
+    @functools.cached_property
     def bare(self) -> Any:
-        """The content without `leading_ones(self.shape)` axes."""
-        front = leading_ones(self.shape)
-        return self.inner if front == self.front else lax.reshape(self.inner, self.shape[front:])
+        """The content without its first `ones` axes."""
+        return self.inner if self.ones == self.front else lax.reshape(self.inner, self.shape[self.ones :])
 
 
 @dataclass(frozen=True)
