@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,11 @@ class BufferTypes:
             usage.allocate(size, count, largest)
         return BufferGroup(self, self._type.from_buffer_copy(self._template), arrays).handles
 
+    def free(self) -> None:
+        """Count the bytes of one buffer of each type less."""
+        for usage, size, _, _ in self._taken:
+            usage.free(size)
+
 
 class BufferGroup:
     """Buffers that were made together. It owns the memory of their headers, one after the other, until the last buffer is destroyed."""
@@ -92,23 +98,31 @@ class BufferGroup:
         """The type of one of them."""
         return self._kinds.rows[(handle - self._first) // HEADER_BYTES]
 
-    def delete(self, handle: int) -> None:
-        """Free the memory of one of them. Deleting a buffer again does nothing."""
-        self._free(handle)
-        self._headers[(handle - self._first) // 8 + DELETED] = 1
+    def delete(self, handles: Sequence[int]) -> None:
+        """Free the memory of some of them. Deleting a buffer again does nothing."""
+        self._free(handles)
+        for handle in handles:
+            self._headers[(handle - self._first) // 8 + DELETED] = 1
 
-    def destroyed(self, handle: int) -> None:
-        """Called when C has destroyed one of them."""
-        self._free(handle)
+    def destroyed(self, handles: Sequence[int]) -> None:
+        """Called when C has destroyed some of them."""
+        self._free(handles)
         if EXTERNAL_REFERENCES:
-            EXTERNAL_REFERENCES.pop(handle, None)
+            for handle in handles:
+                EXTERNAL_REFERENCES.pop(handle, None)
 
-    def _free(self, handle: int) -> None:
-        if ARRAYS.pop(handle, None) is not None:
-            kind = self.kind(handle)
-            kind.memory.usage.free(kind.bytes)
+    def _free(self, handles: Sequence[int]) -> None:
+        drop = ARRAYS.pop
+        held = [handle for handle in handles if drop(handle, None) is not None]
+        if len(held) == len(self.handles):
+            self._kinds.free()
+        else:
+            for handle in held:
+                kind = self.kind(handle)
+                kind.memory.usage.free(kind.bytes)
         if SHARED_BY:
-            SHARED_BY.pop(handle, None)
+            for handle in handles:
+                SHARED_BY.pop(handle, None)
 
 
 def type_of(handle: int) -> BufferType:
@@ -118,8 +132,8 @@ def type_of(handle: int) -> BufferType:
 
 def delete(handles: Iterable[int]) -> None:
     """Free the memory of buffers. Deleting a buffer again does nothing."""
-    for handle in handles:
-        OBJECTS[handle].delete(handle)
+    for group, own in itertools.groupby(handles, OBJECTS.__getitem__):
+        group.delete(list(own))
 
 
 def add_external_reference(handle: int) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import tpuflow
@@ -117,7 +118,7 @@ class Client(ApiObject):
         fields = (self.handle, *(word for found in lists for word in found.pair))
         self.header[1 : 1 + len(fields)] = fields
 
-    def destroyed(self, handle: int) -> None:
+    def destroyed(self, handles: Sequence[int]) -> None:
         """Its devices and memories go with it."""
         for device in self.devices:
             OBJECTS.pop(device.handle, None)

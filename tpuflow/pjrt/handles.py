@@ -6,7 +6,8 @@ Word 0 belongs to the list of destroyed objects (`native.py`).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tpuflow.pjrt.native import Native
@@ -28,8 +29,8 @@ class ApiObject:
         self.handle = ctypes.addressof(self.header)
         OBJECTS[self.handle] = self
 
-    def destroyed(self, handle: int) -> None:
-        """Called when C has destroyed the object; frees what it holds."""
+    def destroyed(self, handles: Sequence[int]) -> None:
+        """Called when C has destroyed the object, or those of its handles; frees what they hold."""
 
 
 def _native() -> Native | None:
@@ -45,11 +46,13 @@ exception propagates loses the exception."""
 
 
 def destroy(handles: Iterable[int]) -> None:
-    """Forget objects, and free what they hold."""
-    for handle in handles:
-        found = OBJECTS.pop(handle, None)
+    """Forget objects, and free what they hold; what follows one another and is of one object, such as a call's results, together."""
+    for found, own in itertools.groupby(handles, OBJECTS.get):
         if found is not None:
-            found.destroyed(handle)
+            gone = list(own)
+            for handle in gone:
+                OBJECTS.pop(handle, None)
+            found.destroyed(gone)
 
 
 def collect() -> None:
