@@ -14,7 +14,7 @@ from tpuflow.device.fast import lax_convolution, lax_sort
 from tpuflow.device.fast.half import narrow_moved, widen_bits
 from tpuflow.device.fast.lax_elementwise import COMPARE, OPERATIONS
 from tpuflow.device.fast.lax_masked_product import Mask, Padding
-from tpuflow.device.fast.lax_reduce import column_sums, extreme, reduced, reduced_together
+from tpuflow.device.fast.lax_reduce import extreme, reduced, summed
 from tpuflow.device.fast.lax_rounding import Rounding, flushed, in_word, materialized, quiet, widen, word_type
 from tpuflow.device.fast.phases import Phases, in_phases
 from tpuflow.dtypes import BF16, F16, F32, S32, STORAGE, U32, DType
@@ -229,7 +229,7 @@ class LaxArithmetic:
         rounds = dtype != F32 and op in ("add", "mul")
         if not dtype.is_float or not (rounds or self.bitexact):
             if op == "add" and dtype == F32:
-                (found,) = self.sums([a], axes, in_memory=in_memory, from_zero=from_zero)
+                found = summed(a, axes, from_zero=from_zero, in_memory=in_memory)
             else:
                 found = self._reduce_freely(op, a, axes, dtype, moved=in_memory and dtype != F16)
             return self.binary(op, start, found, dtype)
@@ -241,13 +241,6 @@ class LaxArithmetic:
 
         total, _ = lax.scan(combine, start, blocks, unroll=min(_SCAN_UNROLL, len(blocks)))
         return total
-
-    def sums(self, values: Sequence[Value], axes: Sequence[int], *, in_memory: bool, from_zero: bool) -> list[Value]:
-        """Native sums of f32 arrays of one shape, in one loop; in_memory, from_zero: as of `reduce`."""
-        if in_memory and from_zero and len(values) == 1 and (found := column_sums(values[0], axes)) is not None:
-            return [found]
-        add = lambda x, y: lax.add(x, y)  # noqa: E731 `lax.reduce` knows lax.add itself, and would begin with +0, not -0
-        return reduced_together(values, axes, add, np.asarray(identity("add", F32), np.float32)[()], products=from_zero)
 
     def _reduce_freely(self, op: str, a: Value, axes: Sequence[int], dtype: DType, *, moved: bool) -> Value:
         if dtype.is_float and op in ("max", "min"):

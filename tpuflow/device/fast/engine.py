@@ -39,8 +39,8 @@ from tpuflow.jaxprs.processes import peers
 # neither time nor a kernel. But XLA:CPU cannot have them in small loops, which it makes one function each unless small-while-loop-hoisting
 # is off; a trip of a tiny loop then takes 50 ns instead of 30.
 #
-# Of YNNPACK's loops XLA:CPU is to take those of dots, and natively of convolutions with small kernels (`YNNPACK_CONVOLUTIONS`): its maxima
-# and minima lose NaN, its sums the sign of -0.
+# Of YNNPACK's loops XLA:CPU is to take those of dots, natively also those of f32 sums that start from +0 (`lax_reduce.summed`), and of
+# convolutions with small kernels (`YNNPACK_CONVOLUTIONS`). Its maxima and minima lose NaN, its sums the sign of -0.
 #
 # By default LLVM is to use half of AVX-512's width. The whole of it takes 0.87 of the time for a chain of special functions in f32, 0.7 in
 # bf16, whose roundings are integer operations, 0.91 for a softmax, 0.97 for passes over float64 sums; what waits for memory is the same.
@@ -51,13 +51,17 @@ COMPILER_OPTIONS: dict[str, Any] = {
     "xla_cpu_prefer_vector_width": 512,
 }
 
-NATIVE_OPTIONS = {"xla_disable_hlo_passes": f"{COMPILER_OPTIONS['xla_disable_hlo_passes']},tree_reduction_rewriter"}
-"""Further options of native executables. XLA:CPU sums rows in vectors, unless this pass first makes it reduce windows of 32 and write the
-results: sums of rows of 512 then take 1.3 times as long, a layer norm 1.5 times. `lax_reduce` makes windows itself where they pay."""
+NATIVE_OPTIONS = {
+    "xla_disable_hlo_passes": f"{COMPILER_OPTIONS['xla_disable_hlo_passes']},tree_reduction_rewriter",
+    _YNNPACK: f"{COMPILER_OPTIONS[_YNNPACK]},LIBRARY_FUSION_TYPE_REDUCE",
+}
+"""Further options of native executables. XLA:CPU's own loops sum rows in vectors, unless this pass first makes them reduce windows of 32
+and write the results: sums of rows of 512 then take 1.3 times as long. `lax_reduce` makes windows itself where they pay. Maxima and minima
+of floats are those of integers there, so that none is YNNPACK's."""
 
 CACHED_ELEMS = 2**18
 """The elements of f32 of which half of a core's second-level cache is full."""
-YNNPACK_CONVOLUTIONS = {_YNNPACK: f"{COMPILER_OPTIONS[_YNNPACK]},LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"}
+YNNPACK_CONVOLUTIONS = {_YNNPACK: f"{NATIVE_OPTIONS[_YNNPACK]},LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"}
 """Further options of native executables whose convolutions all have kernels of less than `CACHED_ELEMS`. YNNPACK's loops read images where
 they lie and the kernel again and again, Eigen's gather patches of the images first: one of 3x3x64x64 takes two thirds of the time, but the
 windows of 16x16x32x64 by which a gradient of weights convolves take twice the time. XLA has one choice for a whole executable."""

@@ -19,7 +19,7 @@ from jax import lax
 from tpuflow.device.fast.access import Trips
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.halos import halos_of
-from tpuflow.device.fast.lift import handler_of, make_sums
+from tpuflow.device.fast.lift import handler_of
 from tpuflow.device.fast.positions import CannotLift
 from tpuflow.device.fast.shapes import covers, in_shape_of_buffers
 from tpuflow.device.fast.virtual import Gather, Lifting, State, Virtual
@@ -139,11 +139,8 @@ class _Translation(Lifting):
 
     def _section(self, instructions: tuple[Instruction, ...], trips: Trips, state: State) -> None:
         for instruction in instructions:
-            if state.sums and not state.waiting.isdisjoint((*instruction.reads(), *instruction.writes())):
-                self._rest(make_sums(self, state), state)
             handler_of(instruction)(self, instruction, trips, state)
-            self._rest(set(instruction.writes()) - state.waiting, state)
-        self._rest(make_sums(self, state), state)
+            self._rest(instruction.writes(), state)
 
     def _rest(self, written: Iterable[Tile], state: State) -> None:
         """Put tiles at rest that are in `resting`."""

@@ -24,7 +24,7 @@ from jax import lax
 
 from tpuflow.device.fast import lax_matmul
 from tpuflow.device.fast.lane_by_lane import convolution
-from tpuflow.device.fast.lax_reduce import reduced
+from tpuflow.device.fast.lax_reduce import summed
 from tpuflow.device.fast.lax_rounding import Rounding, materialized, widen
 from tpuflow.device.fast.padded_product import stretch
 from tpuflow.dtypes import DType
@@ -183,8 +183,8 @@ def _by_element(a: Value, b: Value, whole: Contraction) -> Value:
     own, columns = [x for x in whole.lhs if x in whole.rhs], [whole.rhs.index(x) for x in whole.columns]
     factor = lax.transpose(b, [*(whole.rhs.index(x) for x in own), *columns]).reshape([a.shape[whole.lhs.index(x)] for x in own])
     products = lax.mul(a, lax.broadcast_in_dim(factor, a.shape, [whole.lhs.index(x) for x in own]))
-    summed = [axis for axis, x in enumerate(whole.lhs) if x not in whole.out]
-    total = lax.squeeze(reduced(products, summed, lax.add, np.zeros((), np.float32)), summed)
+    axes = [axis for axis, x in enumerate(whole.lhs) if x not in whole.out]
+    total = lax.squeeze(summed(products, axes, from_zero=True, in_memory=False), axes)
     kept = [x for x in whole.lhs if x in whole.out]
     turned = lax.transpose(total, [kept.index(x) for x in whole.out if x in kept])
     return lax.expand_dims(turned, [whole.out.index(x) for x in whole.columns])

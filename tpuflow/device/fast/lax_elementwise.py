@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -59,14 +60,23 @@ COMPARE: dict[str, Function] = {"eq": lax.eq, "ne": lax.ne, "lt": lax.lt, "le": 
 
 
 def _rounded(name: str, function: Function) -> Function:
+    native = _not_in_libraries(function) if name in _HANDS_THROUGH else function
+
     def apply(rounding: Rounding, dtype: DType, *operands: Value) -> Value:
         read = flushed if rounding.bitexact and name in _HANDS_THROUGH else widen
-        result = function(*(read(x, dtype) for x in operands))
+        result = (function if rounding.bitexact else native)(*(read(x, dtype) for x in operands))
         if name in _REPRESENTABLE:
             return rounding.representable(result, dtype)
         return rounding.from_f32(rounding.hide(result) if name == "mul" else result, dtype)
 
     return apply
+
+
+def _not_in_libraries(function: Function) -> Function:
+    """A function of f32 that XLA:CPU never gives to YNNPACK as part of a sum's fusion: its operands and its result are rounded to the type
+    that they have, which no code is made for."""
+    apart = functools.partial(lax.reduce_precision, exponent_bits=8, mantissa_bits=23)
+    return lambda *operands: apart(function(*map(apart, operands)))
 
 
 def _special(name: str) -> Function:

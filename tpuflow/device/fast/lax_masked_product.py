@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from tpuflow.device.fast.lax_reduce import two_rows
 from tpuflow.device.fast.lax_rounding import widen
 from tpuflow.device.fast.padded_product import described, padded_product
 from tpuflow.dtypes import F32, DType
@@ -81,11 +81,17 @@ def _may_be_not_finite(product: Value, met: Sequence[Value], dtype: DType) -> Va
 def _any_not_finite(x: Value, dtype: DType) -> Value:
     """pred []: whether any number is infinite or NaN, tested by a product with zeros, which is NaN only then.
 
-    That is the quickest test of a whole array, to run and to compile: XLA:CPU has matrix products ready (two rows of zeros make it one),
+    That is the quickest test of a whole array, to run and to compile: XLA:CPU has matrix products ready (of two rows, `_zeros_and_ones`),
     while a reduction takes it three kernels.
     """
     count = max(k for k in range(1, max(1, min(math.isqrt(x.size), _MOST_ROWS)) + 1) if x.size % k == 0)
     rows = lax.reshape(widen(x, dtype), (count, x.size // count))
-    sums = lax.dot(two_rows(0, count), rows)
+    sums = lax.dot(_zeros_and_ones(count), rows)
     total = lax.dot_general(sums, sums, (((1,), (1,)), ((), ())))[0, 0]
     return lax.ne(total, total)
+
+
+def _zeros_and_ones(n: int) -> Value:
+    """f32[2, n], a constant: a row of zeros, and one that is not to be read. For a product with one row XLA:CPU compiles a loop, for two it
+    calls YNNPACK's, and were they equal it would compile a kernel that writes them."""
+    return np.stack([np.zeros(n, np.float32), np.ones(n, np.float32)])

@@ -7,11 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_batching import custom_vmap
 
 from tpuflow.device.fast.lax_rounding import turned
 
@@ -25,72 +23,41 @@ _FEW_ROWS, _FEW_ELEMS = 32, 2**10
 _WINDOW = 32
 _ROW_ELEMS = 1024
 """The most elements that are added one after the other."""
-_ROWS, _COLUMNS = 128, 256
-"""The least of which a product with ones sums columns."""
 _EXTREMES: dict[str, tuple[Combine, str, str]] = {"max": (lax.max, "max", "min"), "min": (lax.min, "min", "max")}
 """(how integers are combined; which of their limits stands for NaN, which is the identity)."""
 
 
-def reduced(a: Value, axes: Sequence[int], combine: Combine, nothing: Any, *, products: bool = False, pieces: int = _PIECES) -> Value:
-    """`a` with `axes` reduced to length 1; nothing: the identity of `combine`, a scalar of its type. products: these are f32 sums, and may
-    be +0 where all is -0, as those of products with ones are. pieces: into how many a column is cut at most.
+def summed(a: Value, axes: Sequence[int], *, from_zero: bool, in_memory: bool) -> Value:
+    """Sums of f32; `axes` keep length 1. from_zero: they start from +0, else from -0, and sums of -0 are -0. in_memory: `a` is written to
+    memory in any case.
+
+    Those from +0 are YNNPACK's, which starts from it: as quick as loops that XLA:CPU compiles, of which `reduced` needs three for columns.
+    But what is computed to be summed would be written first, so along the last axis XLA's own loop makes both: 0.34 ms for 0.94 if
+    [4096, 512] are maxima with 0.
     """
-    return reduced_together([a], axes, combine, nothing, products=products, pieces=pieces)[0]
+    lengths, along = _neighbours_as_one(a.shape, axes)
+    if from_zero and (in_memory or along[-1:] != [len(lengths) - 1]):
+        return lax.expand_dims(lax.reduce(a, np.float32(0), lax.add, axes), axes)
+    return reduced(a, axes, _added_by_xla, np.float32(0.0 if from_zero else -0.0))
 
 
-def reduced_together(
-    values: Sequence[Value], axes: Sequence[int], combine: Combine, nothing: Any, *, products: bool = False, pieces: int = _PIECES
-) -> list[Value]:
-    """`reduced` of several arrays of one shape. What is computed for several of them as they are combined is computed once.
+def _added_by_xla(x: Value, y: Value) -> Value:
+    """x + y, rounded to the type that it has: a sum that XLA:CPU makes as any other, but does not hand to YNNPACK."""
+    return lax.reduce_precision(lax.add(x, y), 8, 23)
+
+
+def reduced(a: Value, axes: Sequence[int], combine: Combine, nothing: Any, *, pieces: int = _PIECES) -> Value:
+    """`a` with `axes` reduced to length 1. nothing: the identity of `combine`, a scalar of its type. pieces: into how many a column is cut
+    at most.
 
     One axis at a time, adjacent axes merged: XLA:CPU takes up to 14 times as long to reduce several axes in one loop, in which it adds all
     elements one after the other.
     """
-    shape = values[0].shape
-    lengths, along = _neighbours_as_one(shape, axes)
-    found = [lax.reshape(a, lengths) for a in values]
-    for axis in reversed(along):
-        cut = _in_pieces(found, axis, combine, nothing, pieces)
-        found = [_along(a, axis, combine, nothing, products=products, written=cut is not found) for a in cut]
-    return [lax.reshape(a, [1 if axis in axes else n for axis, n in enumerate(shape)]) for a in found]
-
-
-def column_sums(a: Value, axes: Sequence[int]) -> Value | None:
-    """The sums of an f32 array that is in memory, by a product with ones; None if these are not columns, or too few or too many elements.
-
-    They are +0 where all is -0. It takes 0.10 ms for [1024, 768] and 0.016 for [256, 256], where `reduced` takes 0.12 and 0.019, and is two
-    operations to compile, not 23; of fewer columns it is slower, 0.032 instead of 0.024 for [1024, 128]. What is computed as it is summed
-    would have to be written to memory first.
-    """
     lengths, along = _neighbours_as_one(a.shape, axes)
-    if len(lengths) != 2 or along != [0] or not _ROWS <= lengths[0] <= _ROW_ELEMS or lengths[1] < _COLUMNS:
-        return None
-    return _times_ones(a.reshape(lengths)).reshape([1 if axis in axes else n for axis, n in enumerate(a.shape)])
-
-
-def two_rows(first: float, n: int) -> Value:
-    """f32[2, n], a constant: a row of this number, and another that is not to be read. For a product with one row XLA:CPU compiles a loop,
-    for two it calls YNNPACK's, and were they equal it would compile a kernel that writes them."""
-    return np.stack([np.full(n, first, np.float32), np.full(n, 1 - first, np.float32)])
-
-
-@custom_vmap
-def _product_with_ones(a: Value) -> Value:
-    """[..., rows, columns] -> [..., columns]."""
-    *lanes, rows, _ = a.shape
-    each, place = tuple(range(len(lanes))), len(lanes)
-    ones = lax.broadcast_in_dim(two_rows(1, rows), (*lanes, 2, rows), (place, place + 1))
-    sums = lax.dot_general(ones, a, (((place + 1,), (place,)), (each, each)))
-    return lax.index_in_dim(sums, 0, place, keepdims=False)
-
-
-@_product_with_ones.def_vmap
-def _(axis_size: int, batched: Sequence[bool], a: Value) -> tuple[Value, bool]:
-    return _product_with_ones(a), True  # `vmap` would make lanes columns, and XLA:CPU transpose them
-
-
-_times_ones = jax.jit(_product_with_ones, inline=True)
-"""Traced once for each shape: the rule for `vmap` makes a trace of its own in every call."""
+    found = lax.reshape(a, lengths)
+    for axis in reversed(along):
+        found = _along(_in_pieces(found, axis, combine, nothing, pieces), axis, combine, nothing)
+    return lax.reshape(found, [1 if axis in axes else n for axis, n in enumerate(a.shape)])
 
 
 def extreme(op: str, a: Value, axes: Sequence[int], *, moved: bool = False) -> Value:
@@ -110,54 +77,46 @@ def extreme(op: str, a: Value, axes: Sequence[int], *, moved: bool = False) -> V
     return lax.bitcast_convert_type(found, a.dtype)
 
 
-def _along(a: Value, axis: int, combine: Combine, nothing: Any, *, products: bool = False, written: bool = False) -> Value:
-    """`a` with one axis reduced; written: it is in memory. XLA:CPU reduces rows (the last axis) in vector registers; long rows are reduced
-    in pieces, so that sums lose no digits. It reduces columns one element after the other, except in windows, where it takes a row of
-    columns at once: 16 rows of [160, 768] in 0.02 ms instead of 0.16."""
+def _along(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
+    """`a` with one axis reduced. XLA:CPU reduces rows (the last axis) in vector registers; long rows are reduced in pieces, so that sums
+    lose no digits. It reduces columns one element after the other, except in windows, where it takes a row of columns at once: 16 rows of
+    [160, 768] in 0.02 ms instead of 0.16."""
     n = a.shape[axis]
     if axis < a.ndim - 1:
-        a = _in_windows(a, axis, combine, nothing, products=products, written=written)
+        a = _in_windows(a, axis, combine, nothing)
     elif n > _ROW_ELEMS and (piece := max(k for k in range(1, _ROW_ELEMS + 1) if n % k == 0)) > _WINDOW:
         a = _along(a.reshape(*a.shape[:-1], n // piece, piece), a.ndim, combine, nothing)
     return lax.squeeze(a, (axis,)) if a.shape[axis] == 1 else lax.reduce(a, nothing, combine, (axis,))
 
 
-def _in_windows(a: Value, axis: int, combine: Combine, nothing: Any, *, products: bool, written: bool) -> Value:
-    """`a` with windows of the axis reduced, again and again until it is short; with `products` the last window by one with ones."""
-    products = products and math.prod(a.shape[:axis]) == 1
+def _in_windows(a: Value, axis: int, combine: Combine, nothing: Any) -> Value:
+    """`a` with windows of the axis reduced, again and again until it is short."""
     few = _PIECES if a.size >= _FEW_ELEMS else _WINDOW
-    while (n := a.shape[axis]) > (1 if products and written else few):
-        if products and n <= _WINDOW:
-            return _times_ones(a.reshape(n, -1)).reshape([1 if i == axis else length for i, length in enumerate(a.shape)])
-        window = tuple(min(n, _WINDOW) if i == axis else 1 for i in range(a.ndim))
-        a, written = lax.reduce_window(a, nothing, combine, window, window, "SAME"), True
+    while a.shape[axis] > few:
+        window = tuple(min(a.shape[axis], _WINDOW) if i == axis else 1 for i in range(a.ndim))
+        a = lax.reduce_window(a, nothing, combine, window, window, "SAME")
     return a
 
 
-def _in_pieces(values: Sequence[Value], axis: int, combine: Combine, nothing: Any, most: int) -> Sequence[Value]:
-    """Arrays with the axis, unless it is the last, cut into a few pieces, which are combined elementwise.
+def _in_pieces(a: Value, axis: int, combine: Combine, nothing: Any, most: int) -> Value:
+    """An array with the axis, unless it is the last, cut into a few pieces, which are combined elementwise.
 
     XLA:CPU fuses this into the loop that computes them, which are then never written to memory: sums of differences and their squares take
     2 ms instead of 7 for [51200, 64], 2.5 instead of 34 for [204800, 32]. LLVM writes the loop over up to 8 pieces out, and makes vectors;
-    16 of a longer computation it does not: sums of gradients of GELU take twice the time. Small reductions of one array gain nothing. If
-    the axis has few rows, such as those of a batch, but more than 8, each row is a piece: XLA:CPU would go down each column and compute its
-    elements one by one, 20 us instead of 5 for 32 rows of 128 in a trip of a GRU's gradient. A reduction along the last axis is fused with
-    what computes it as it is; in pieces it takes as long, and three times as long to compile.
-
-    Several arrays go into one loop: the two sums of a batch norm's gradient take 0.23 ms instead of 0.38 for [2048, 256], 0.03 instead of
-    0.04 for [72, 256], and one kernel to compile.
+    16 of a longer computation it does not: sums of gradients of GELU take twice the time. Small arrays gain nothing. If the axis has few
+    rows, such as those of a batch, but more than 8, each row is a piece: XLA:CPU would go down each column and compute its elements one by
+    one, 20 us instead of 5 for 32 rows of 128 in a trip of a GRU's gradient. A reduction along the last axis is fused with what computes it
+    as it is; in pieces it takes as long, and three times as long to compile.
     """
-    a, several = values[0], len(values) > 1
     n = a.shape[axis]
     if axis == a.ndim - 1:
-        return values
-    if not several and _PIECES < n <= _FEW_ROWS and _FEW_ELEMS <= a.size < _LEAST_ELEMS:
-        return [_halved([lax.slice_in_dim(a, k, k + 1, axis=axis) for k in range(n)], combine)]
+        return a
+    if _PIECES < n <= _FEW_ROWS and _FEW_ELEMS <= a.size < _LEAST_ELEMS:
+        return _halved([lax.slice_in_dim(a, k, k + 1, axis=axis) for k in range(n)], combine)
     pieces = max(k for k in range(1, most + 1) if n % k == 0) if n else 1
-    if pieces == 1 or (not several and (n < 2 * _PIECES or a.size < _LEAST_ELEMS)):
-        return values
-    cut = [a.reshape(*a.shape[:axis], pieces, n // pieces, *a.shape[axis + 1 :]) for a in values]
-    return lax.reduce(cut, [nothing] * len(cut), lambda x, y: [*map(combine, x, y)], (axis,))
+    if pieces == 1 or n < 2 * _PIECES or a.size < _LEAST_ELEMS:
+        return a
+    return lax.reduce(a.reshape(*a.shape[:axis], pieces, n // pieces, *a.shape[axis + 1 :]), nothing, combine, (axis,))
 
 
 def _halved(found: list[Value], combine: Combine) -> Value:

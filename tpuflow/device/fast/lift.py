@@ -15,10 +15,11 @@ from tpuflow.chips import CHIPS
 from tpuflow.device.fast import access, boxes
 from tpuflow.device.fast.access import Trips
 from tpuflow.device.fast.joined_stores import piece_at
+from tpuflow.device.fast.lax_reduce import summed
 from tpuflow.device.fast.lax_rounding import materialized
 from tpuflow.device.fast.positions import CannotLift, Positions
 from tpuflow.device.fast.product_operands import product_operands
-from tpuflow.device.fast.virtual import Lifting, State, Sum, Virtual, leading_ones, same_view
+from tpuflow.device.fast.virtual import Lifting, State, Virtual, leading_ones, same_view
 from tpuflow.dtypes import F32, DType
 from tpuflow.isa import dma, matrix, philox, vector
 from tpuflow.isa.contraction import Halo
@@ -38,15 +39,6 @@ LONG_WORK = 64
 """The least elementwise work from which on a stored result is materialized however few elements it has, in either fidelity. Fused into a
 loop over random numbers, the 20 rounds of threefry that derive their key are a chain that LLVM's vectorizer never comes to the end
 of: it asks of every operand of every operand whether it is the same for all elements (`isSingleScalar`, LLVM 22)."""
-LOOP_WORK = 32
-"""The most elementwise work in a loop that makes several sums. LLVM does not write out longer ones, nor makes vectors of them: three sums
-of products with GELUs of their own (60) take 2.3 ms instead of 0.3 for [288, 512], six with one GELU in common (40) 1.1 instead of 0.45,
-eight of 5 each 0.8 instead of 0.3."""
-RECOMPUTED = frozenset({"exp"})
-RECOMPUTE_ELEMS = 2**17
-"""Operations of f32 that a sum of at least so many of their results makes once more for itself, if one other, elementwise instruction reads
-them: each takes them into its own loop then. XLA:CPU, which does not double what it takes for expensive, writes them to memory and reads
-them twice. A softmax of [6144, 128] takes 0.65 ms in place of 0.77, of [24576, 128] 2.5 in place of 3.2; of [1024, 128], 0.10 and 0.11."""
 
 
 def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
@@ -60,23 +52,7 @@ def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
     (dst,) = i.writes()
     made = id(i), SPECIAL_WORK if i.cost(GENERIC, lambda tile: (1,)).element_ops > 1 else 1
     work = frozenset({made}).union(*(value.work for value in values))
-    again = functools.partial(_made_again, t, i, operands) if _pays_making_again(t, i, operands) else None
-    state.tiles[dst] = Virtual(i.meaning(t.ar, trips.trip(dst), *operands), batch, work=work, again=again, front=front)
-
-
-def _pays_making_again(t: Lifting, i: Instruction, operands: Sequence[Any]) -> bool:
-    """Whether a sum is to make once more what it adds up (`RECOMPUTED`)."""
-    if t.ar.bitexact or t.looped or not isinstance(i, vector.Unary) or i.op not in RECOMPUTED or i.dst.dtype != F32:
-        return False
-    readers = t.readers(i) if operands[0].size >= RECOMPUTE_ELEMS else []
-    sums, others = ([r for r in readers if isinstance(r, vector.ReduceInto) == summed] for summed in (True, False))
-    return len(sums) == len(others) == 1 and others[0].has("elementwise")
-
-
-def _made_again(t: Lifting, i: vector.Unary, operands: Sequence[Any]) -> Any:
-    """The results of an operation once more, in a shape of their own: XLA would find that equal ones are the same."""
-    (a,) = operands
-    return lax.reshape(t.ar.unary(i.op, lax.reshape(a, (1, *a.shape)), i.a.dtype), a.shape)
+    state.tiles[dst] = Virtual(i.meaning(t.ar, trips.trip(dst), *operands), batch, work=work, front=front)
 
 
 def _splat(t: Lifting, i: vector.Constant | matrix.MatmulZero, trips: Trips, state: State) -> None:
@@ -157,49 +133,25 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
     else:
         _local_axes(t, i.a, i.axes)
     steps = tuple(g for g in a.batch if t.folded and i.acc in t.carried and g in t.kernel.sequential)
-    work, from_zero = a.work, i.op == "add" and _starts_at_zero(t, i)
-    if a.again is not None:
-        a = Virtual(a.again(), a.batch, front=a.front)
+    is_sum = i.op == "add" and i.a.dtype == F32 and not t.ar.bitexact  # in any order
+    in_memory = not a.work or (is_sum and _is_read_by_others(t, i))
     a = _inner_batch(a, steps)
     batch = tuple(sorted({*acc.batch, *a.batch}))
     taken = tuple(range(len(batch), len(batch) + len(steps)))  # steps that are taken at once: native only, where order is free
     axes = (*taken, *(len(batch) + len(steps) + x for x in i.axes))
     source = t.expand(a, batch)
-    if i.op == "add" and i.a.dtype == F32 and source.size and not t.ar.bitexact:
-        start = None if acc.zero else t.expand(acc, batch)
-        state.sums.append(Sum(i.acc, start, source, work, axes, batch, taken, from_zero))
-        return
-    start = lax.expand_dims(t.expand(acc, batch), taken)
-    block = i.block if not steps else math.prod(source.shape[x] for x in axes)
-    found = t.ar.reduce(i.op, start, source, axes, block, i.a.dtype, in_memory=not work)
+    if is_sum and acc.zero:
+        found = summed(source, axes, from_zero=True, in_memory=in_memory)
+    else:
+        start, block = lax.expand_dims(t.expand(acc, batch), taken), math.prod(source.shape[x] for x in axes) if steps else i.block
+        from_zero = is_sum and _starts_at_zero(t, i)
+        found = t.ar.reduce(i.op, start, source, axes, block, i.a.dtype, in_memory=in_memory, from_zero=from_zero)
     state.tiles[i.acc] = Virtual(lax.squeeze(found, taken), batch)
 
 
-def make_sums(t: Lifting, state: State) -> list[Tile]:
-    """Make the sums that wait, those of one form in one loop; returns their tiles."""
-    waiting, state.sums = state.sums, []
-    for group in _in_loops(waiting):
-        first = group[0]
-        sums = t.ar.sums([x.source for x in group], first.axes, in_memory=not first.work, from_zero=first.from_zero)
-        for x, found in zip(group, sums, strict=True):
-            own = lax.squeeze(found, x.taken)
-            state.tiles[x.acc] = Virtual(own if x.start is None else t.ar.binary("add", x.start, own, F32), x.batch)
-    return [x.acc for x in waiting]
-
-
-def _in_loops(waiting: Sequence[Sum]) -> list[list[Sum]]:
-    """The sums that are made in one loop each: of one form, with up to `LOOP_WORK` in all. Sums of arrays in memory alone stay apart, as
-    products make them (`column_sums`)."""
-    found: list[list[Sum]] = []
-    for x in waiting:
-        for group in found:
-            work = x.work.union(*(y.work for y in group))
-            if group[0].form == x.form and work and sum(n for _, n in work) <= LOOP_WORK:
-                group.append(x)
-                break
-        else:
-            found.append([x])
-    return found
+def _is_read_by_others(t: Lifting, i: vector.ReduceInto) -> bool:
+    """Whether another instruction reads what this one reduces."""
+    return any(reader is not i for maker in t.makers(i, i.a) for reader in t.readers(maker))
 
 
 def _starts_at_zero(t: Lifting, i: vector.ReduceInto) -> bool:

@@ -44,7 +44,7 @@ class Virtual:
     `inner`: the content, of which `front` axes of one element are left out, the first ones: XLA compiles what differs in nothing else once.
     `unpadded`: the content before padding, for rules that pad themselves. `rested`: the content at rest (see `LaxArithmetic`). `work`: the
     elementwise instructions that made it out of loads, sums, products and moves, as pairs of `id` and work (`lift.MATERIALIZE_WORK`).
-    `again`: makes `inner` once more, apart from the first (`lift.RECOMPUTED`). `zero`: it is +0 everywhere.
+    `zero`: it is +0 everywhere.
     """
 
     inner: Any
@@ -52,7 +52,6 @@ class Virtual:
     unpadded: Unpadded | None = None
     rested: Any = None
     work: frozenset[tuple[int, int]] = frozenset()
-    again: Callable[[], Any] | None = None
     zero: bool = False
     front: int = 0
 
@@ -77,43 +76,16 @@ class Virtual:
         return self.inner if self.ones == self.front else lax.reshape(self.inner, self.shape[self.ones :])
 
 
-@dataclass(frozen=True)
-class Sum:
-    """A sum that has not been made yet: into which tile, what it is added to (None: +0), of which array and the work that made it
-    (`Virtual`), over which axes; the batch of the result, and its axes for steps that are taken at once (`lift._reduce_into`). from_zero:
-    as of `LaxArithmetic.reduce`."""
-
-    acc: Tile
-    start: Any
-    source: Any
-    work: frozenset[tuple[int, int]]
-    axes: tuple[int, ...]
-    batch: tuple[int, ...]
-    taken: tuple[int, ...]
-    from_zero: bool
-
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """What is equal for sums that one loop can make."""
-        return self.source.shape, self.axes, self.from_zero
-
-
 @dataclass
 class State:
-    """The state of a kernel while it is translated: buffers (as `LaxArithmetic.hold` gives them), tiles (carriers), and the sums that are
-    still to be made, which are made together where that is possible."""
+    """The state of a kernel while it is translated: buffers (as `LaxArithmetic.hold` gives them) and tiles
+    (carriers)."""
 
     hbm: dict[int, Any]
     tiles: dict[Tile, Virtual] = field(default_factory=dict)
-    sums: list[Sum] = field(default_factory=list)
     pieces: dict[int, list[tuple[Window, Piece]]] = field(default_factory=dict)
     padded: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # what a padded view was made of, and the view
     margins: dict[Any, Margins] = field(default_factory=dict)  # by how much the loads of a view leave it
-
-    @property
-    def waiting(self) -> frozenset[Tile]:
-        """The tiles of sums that are still to be made."""
-        return frozenset(x.acc for x in self.sums)
 
     def write_pieces(self, buffers: Sequence[Buffer]) -> None:
         """Write the stores that were deferred, joined where they complete each other."""
