@@ -52,11 +52,13 @@ def _times(n: int, function: Callable[[Any], Any], x: Any) -> Any:
 SAME: dict[str, Callable[[Any], Any]] = {
     "the order of floats and back": lambda x: _floats(turned(~~_ordered(_words(x)))),
     "in another shape": lambda x: _floats(turned(_ordered(_words(x)).reshape(4, -1))),
+    "behind a barrier": lambda x: _floats(turned(lax.optimization_barrier((_signs(_words(x)), _ordered(_words(x))))[1])),
     "by signs alone": lambda x: _floats(_words(x) ^ _signs(_words(x)) ^ _signs(_words(x))),
 }
 OTHERS: dict[str, Callable[[Any], Any]] = {
     "one bit differs": lambda x: _floats(turned(_ordered(_words(x))) ^ np.int32(1 << 30)),
     "one bit of negative numbers differs": lambda x: _floats(turned(_words(x) ^ _right(_signs(_words(x)), 2))),
+    "another array behind a barrier": lambda x: _floats(turned(lax.optimization_barrier((_signs(_words(x)), _ordered(_words(x))))[0])),
     "bits are lost": lambda x: _floats(_right(_words(x), 1)),
     "a choice by another number": lambda x: _floats(_choice(_words(x), _words(x), _words(x) ^ np.int32(1), 5)),
     "bits that are not sums modulo 2": lambda x: _floats(_words(x) & (_words(x) | _right(_words(x), 1))),

@@ -88,6 +88,8 @@ class _Chain:
         operands: list[Variable] = list(equation.invars)
         if name == "bitcast_convert_type" and operands[0].aval.dtype == np.float32:
             return self._of_source(operands[0])
+        if name == "optimization_barrier":
+            return self.words(operands[equation.outvars.index(var)])
         if name in ("reshape", "broadcast_in_dim"):
             found = self.words(operands[0])
             return found if name == "reshape" else _check(found, not found.ndim)
