@@ -454,3 +454,18 @@ def test_a_convolution_is_corrected_in_the_order_in_which_xla_gives_it():
     (translated,) = FastEngine(program).translate()
     (loop,) = [line for line in translated.as_text().splitlines() if "stablehlo.while" in line]
     assert "tensor<16x3x3x32xf32>" in loop
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
+@pytest.mark.parametrize("product", ["ik,kj->ij", "bik,bkj->bij", "ik,kj->ji", "ikj,k->ij", "ik,jk->ij"])
+def test_products_with_nothing_to_sum_are_of_elements_and_of_the_device_s_bits(product: str, dtype: DType):
+    left, right = product.split("->")[0].split(",")
+    sizes = {"i": 12, "j": 20, "b": 3, "k": 1}
+    x, y = (finite_values(dtype, tuple(sizes[n] for n in side), seed) for seed, side in enumerate((left, right), 61))
+    x.flat[:3], y.flat[:1] = np.array([-0.0, np.inf, np.nan]).astype(x.dtype), np.array(0.0).astype(y.dtype)
+    multiply = lambda x, y: jnp.einsum(product, x, y, preferred_element_type=jnp.float32)  # noqa: E731
+    engine = FastEngine(tpuflow.jit(multiply).program(x, y))
+    assert not any("stablehlo.dot" in translated.as_text() for translated in engine.translate())
+    found, exact = (np.asarray(tpuflow.jit(multiply, fidelity=f)(x, y)) for f in ("native", "bitexact"))
+    np.testing.assert_array_equal(found, exact)
+    np.testing.assert_array_equal(np.signbit(found)[found == 0], np.signbit(exact)[exact == 0])

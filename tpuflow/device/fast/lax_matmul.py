@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from tpuflow.device.fast.lax_rounding import Rounding, widen
+from tpuflow.device.fast.lax_rounding import Rounding, started_from_zero, widen
 from tpuflow.device.fast.ordered_product import ordered_product
 from tpuflow.device.fast.product_places import Axes, Value, dot_dimensions, product_axes
 from tpuflow.dtypes import DType
@@ -34,9 +34,24 @@ def matmul(rounding: Rounding, a: Value, b: Value, whole: Contraction, dtype: DT
 
 def _native(a: Value, b: Value, whole: Contraction) -> Value:
     """XLA's dot of f32 operands; of long, narrow operands as matrices, with the narrower one on the left."""
+    if all(n == 1 for x, n in whole.by_label(a.shape, b.shape).items() if x in whole.contracted):
+        return _elements_multiplied(a, b, whole)
     if not _are_long(a, b, whole):
         return _with_lanes(_dot, a, b, whole)
     return of_matrices(a, b, whole) if a.size < b.size else of_matrices(b, a, Contraction(whole.rhs, whole.lhs, whole.out))
+
+
+def _elements_multiplied(a: Value, b: Value, whole: Contraction) -> Value:
+    """A product with nothing to sum, which XLA makes part of the loops that read it: each element is +0 and one product."""
+    sizes = whole.by_label(a.shape, b.shape)
+    shape = [sizes[x] for x in whole.out]
+
+    def spread(x: Value, labels: Axes) -> Value:
+        kept = [label for label in whole.out if label in labels]
+        turned = lax.transpose(x, [labels.index(label) for label in (*kept, *(y for y in labels if y not in kept))])
+        return lax.broadcast_in_dim(turned.reshape([sizes[label] for label in kept]), shape, [whole.out.index(label) for label in kept])
+
+    return started_from_zero(lax.mul(spread(a, whole.lhs), spread(b, whole.rhs)))
 
 
 def _are_long(a: Value, b: Value, whole: Contraction) -> bool:

@@ -77,6 +77,12 @@ def quiet(x: Value) -> Value:
     return lax.bitcast_convert_type(lax.select(nan, bits | np.int32(0x00400000), bits), jnp.float32)
 
 
+def started_from_zero(sums: Value) -> Value:
+    """The sums if they start from +0: no sum is -0. (A select, since XLA drops the addition of a known zero.)"""
+    nothing = jnp.zeros_like(sums)
+    return lax.select(lax.eq(sums, nothing), nothing, sums)
+
+
 def turned(bits: Value) -> Value:
     """The bits of f32 or bf16, signed, as integers with the floats' order, NaN apart; its own inverse."""
     return lax.select(lax.lt(bits, jnp.zeros_like(bits)), bits ^ jnp.iinfo(bits.dtype).max, bits)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpuflow.device.fast.lax_rounding import Rounding, materialized, x64
+from tpuflow.device.fast.lax_rounding import Rounding, materialized, started_from_zero, x64
 from tpuflow.device.fast.product_bounds import SMALLEST, Bounds, are_exact, combined_in_pieces, doubtful_places
 from tpuflow.device.fast.product_places import Axes, Places, Value, dot_dimensions
 from tpuflow.dtypes import F32, DType
@@ -50,7 +50,7 @@ def ordered_product(rounding: Rounding, a: Value, b: Value, whole: Contraction, 
         read = (a, b) if dtype == F32 else (wide_a, wide_b)  # what is there anyway: f16 and bf16 would be widened to f32 for this alone
 
         def rounded(sums: Value) -> Value:
-            return rounding.narrow(_started_from_zero(sums), F32)
+            return rounding.narrow(started_from_zero(sums), F32)
 
         def mended(left: Bounds, right: Bounds, sums: Value) -> Value:
             return _mended(rounding, rounded(sums), doubtful_places(sums, left, right, places), places, *read)
@@ -110,13 +110,7 @@ def _summed_directly(rounding: Rounding, a: Value, b: Value, places: Places) -> 
     if whole:
         chunks = [lax.reshape(x[:whole], (whole // chunk, chunk, *x.shape[1:])) for x in (left, right)]
         sums, _ = lax.scan(add_terms, sums, (chunks[0], chunks[1]))
-    return rounding.narrow(_started_from_zero(add_terms(sums, (left[whole:], right[whole:]))[0]), F32)
-
-
-def _started_from_zero(sums: Value) -> Value:
-    """The sums if they start from +0: no sum is -0. (A select, since XLA drops the addition of a known zero.)"""
-    nothing = jnp.zeros_like(sums)
-    return lax.select(lax.eq(sums, nothing), nothing, sums)
+    return rounding.narrow(started_from_zero(add_terms(sums, (left[whole:], right[whole:]))[0]), F32)
 
 
 def _mended(rounding: Rounding, result: Value, doubtful: Value, places: Places, a: Value, b: Value) -> Value:
