@@ -21,6 +21,7 @@ _PIECES, _MOST_PIECES = 8, 16
 _LEAST_ELEMS = 2**16
 _FEW_ROWS, _FEW_ELEMS = 32, 2**10
 _WINDOW = 32
+_LARGE_ELEMS = 2**20
 _ROW_ELEMS = 1024
 """The most elements that are added one after the other."""
 _EXTREMES: dict[str, tuple[Combine, str, str]] = {"max": (lax.max, "max", "min"), "min": (lax.min, "min", "max")}
@@ -32,11 +33,12 @@ def summed(a: Value, axes: Sequence[int], *, from_zero: bool, in_memory: bool) -
     memory in any case.
 
     Those from +0 are YNNPACK's, which starts from it: as quick as loops that XLA:CPU compiles, of which `reduced` needs three for columns.
-    But what is computed to be summed would be written first, so along the last axis XLA's own loop makes both: 0.34 ms for 0.94 if
-    [4096, 512] are maxima with 0.
+    But what is computed to be summed XLA writes for it first, more often than not. Along the last axis one loop of its own makes both, 0.34
+    ms for 0.94 if [4096, 512] are maxima with 0; of large arrays the three do, 1.6 ms for 3.3 if [51200, 64] are differences and their
+    squares.
     """
     lengths, along = _neighbours_as_one(a.shape, axes)
-    if from_zero and (in_memory or along[-1:] != [len(lengths) - 1]):
+    if from_zero and (in_memory or (along[-1:] != [len(lengths) - 1] and a.size < _LARGE_ELEMS)):
         return lax.expand_dims(lax.reduce(a, np.float32(0), lax.add, axes), axes)
     return reduced(a, axes, _added_by_xla, np.float32(0.0 if from_zero else -0.0))
 
