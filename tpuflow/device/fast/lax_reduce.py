@@ -29,8 +29,8 @@ _EXTREMES: dict[str, tuple[Combine, str, str]] = {"max": (lax.max, "max", "min")
 
 
 def summed(a: Value, axes: Sequence[int], *, from_zero: bool, in_memory: bool) -> Value:
-    """Sums of f32; `axes` keep length 1. from_zero: they start from +0, else from -0, and sums of -0 are -0. in_memory: `a` is written to
-    memory in any case.
+    """Sums of f32; `axes` keep length 1. from_zero: they start from +0, else from -0, and sums of -0 are -0. in_memory: nothing
+    computes `a` as it is summed.
 
     Those from +0 are YNNPACK's, which starts from it: as quick as loops that XLA:CPU compiles, of which `reduced` needs three for columns.
     But what is computed to be summed XLA writes for it first, more often than not. Along the last axis one loop of its own makes both, 0.34

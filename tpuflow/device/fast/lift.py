@@ -50,12 +50,9 @@ def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
     else:
         front, (operands, batch) = 0, t.aligned(values)
     (dst,) = i.writes()
-    work = frozenset({(id(i), _own_work(i))}).union(*(value.work for value in values))
+    made = id(i), SPECIAL_WORK if i.cost(GENERIC, lambda tile: (1,)).element_ops > 1 else 1
+    work = frozenset({made}).union(*(value.work for value in values))
     state.tiles[dst] = Virtual(i.meaning(t.ar, trips.trip(dst), *operands), batch, work=work, front=front)
-
-
-def _own_work(i: Instruction) -> int:
-    return SPECIAL_WORK if i.cost(GENERIC, lambda tile: (1,)).element_ops > 1 else 1
 
 
 def _splat(t: Lifting, i: vector.Constant | matrix.MatmulZero, trips: Trips, state: State) -> None:
@@ -137,7 +134,7 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
         _local_axes(t, i.a, i.axes)
     steps = tuple(g for g in a.batch if t.folded and i.acc in t.carried and g in t.kernel.sequential)
     is_sum = i.op == "add" and i.a.dtype == F32 and not t.ar.bitexact  # in any order
-    in_memory = not a.work or (is_sum and _is_written(t, i))
+    in_memory = not a.work
     a = _inner_batch(a, steps)
     batch = tuple(sorted({*acc.batch, *a.batch}))
     taken = tuple(range(len(batch), len(batch) + len(steps)))  # steps that are taken at once: native only, where order is free
@@ -150,12 +147,6 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
         from_zero = is_sum and _starts_at_zero(t, i)
         found = t.ar.reduce(i.op, start, source, axes, block, i.a.dtype, in_memory=in_memory, from_zero=from_zero)
     state.tiles[i.acc] = Virtual(lax.squeeze(found, taken), batch)
-
-
-def _is_written(t: Lifting, i: vector.ReduceInto) -> bool:
-    """Whether XLA:CPU writes what `i` reduces to memory: what it takes for expensive it does not compute again for another reader."""
-    makers = (maker for maker in t.makers(i, i.a) if maker.has("elementwise") and _own_work(maker) == SPECIAL_WORK)
-    return any(len(t.readers(maker)) > 1 for maker in makers)
 
 
 def _starts_at_zero(t: Lifting, i: vector.ReduceInto) -> bool:
