@@ -160,6 +160,15 @@ def test_native_sums_are_ynnpack_s_if_their_terms_are_columns_or_in_memory(of: C
         np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-3)  # NaN where NaN is, and infinity
 
 
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("fidelity", ["native", "bitexact"])
+def test_negative_zeros_sum_to_zero_where_the_sum_starts_from_it(axes: tuple[int, ...], fidelity: str):
+    x = np.full((64, 256), -0.0, np.float32)
+    for of in (lambda x: x.sum(axes), lambda x: (x * 2).sum(axes)):
+        found = np.asarray(tpuflow.jit(of, fidelity=fidelity)(x))
+        assert not found.any() and not np.signbit(found).any()
+
+
 @pytest.mark.parametrize("made", [(), ("floor",), ("floor", "ceil")])
 @pytest.mark.parametrize("rows, columns", [(100, 1000), (256, 256)])
 def test_negative_zeros_sum_to_negative_zero_where_the_accumulator_starts_from_it(rows: int, columns: int, made: tuple[str, ...]):
