@@ -56,8 +56,8 @@ NATIVE_OPTIONS = {
     _YNNPACK: f"{COMPILER_OPTIONS[_YNNPACK]},LIBRARY_FUSION_TYPE_REDUCE",
 }
 """Further options of native executables. XLA:CPU's own loops sum rows in vectors, unless this pass first makes them reduce windows of 32
-and write the results: sums of rows of 512 then take 1.3 times as long. `lax_reduce` makes windows itself where they pay. Maxima and minima
-of floats are those of integers there, so that none is YNNPACK's."""
+and write the results: sums of rows of 512 then take 1.3 times as long. `lax_reduce` makes windows itself where they pay. None of
+YNNPACK's fusions has a maximum or minimum: reductions are those of integers there, elementwise ones are kept apart (`lax_elementwise`)."""
 
 CACHED_ELEMS = 2**18
 """The elements of f32 of which half of a core's second-level cache is full."""

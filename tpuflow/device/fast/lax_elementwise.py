@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tpuflow.device.fast.lax_rounding import Rounding, flush, flushed, quiet, widen, widen64, x64
+from tpuflow.device.fast.lax_rounding import Rounding, flush, flushed, not_in_libraries, quiet, widen, widen64, x64
 from tpuflow.dtypes import DType
 from tpuflow.isa import elementwise
 
@@ -60,7 +59,7 @@ COMPARE: dict[str, Function] = {"eq": lax.eq, "ne": lax.ne, "lt": lax.lt, "le": 
 
 
 def _rounded(name: str, function: Function) -> Function:
-    native = _not_in_libraries(function) if name in _HANDS_THROUGH else function
+    native = _xla_s_own(function) if name in _HANDS_THROUGH else function
 
     def apply(rounding: Rounding, dtype: DType, *operands: Value) -> Value:
         read = flushed if rounding.bitexact and name in _HANDS_THROUGH else widen
@@ -72,11 +71,9 @@ def _rounded(name: str, function: Function) -> Function:
     return apply
 
 
-def _not_in_libraries(function: Function) -> Function:
-    """A function of f32 that XLA:CPU never gives to YNNPACK as part of a sum's fusion: its operands and its result are rounded to the type
-    that they have, which no code is made for."""
-    apart = functools.partial(lax.reduce_precision, exponent_bits=8, mantissa_bits=23)
-    return lambda *operands: apart(function(*map(apart, operands)))
+def _xla_s_own(function: Function) -> Function:
+    """A function of f32 as XLA:CPU makes it, which is not to hand it to YNNPACK with a sum before or after it: maxima there lose NaN."""
+    return lambda *operands: not_in_libraries(function(*map(not_in_libraries, operands)))
 
 
 def _special(name: str) -> Function:

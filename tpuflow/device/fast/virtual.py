@@ -78,8 +78,7 @@ class Virtual:
 
 @dataclass
 class State:
-    """The state of a kernel while it is translated: buffers (as `LaxArithmetic.hold` gives them) and tiles
-    (carriers)."""
+    """The state of a kernel while it is translated: buffers (as `LaxArithmetic.hold` gives them) and tiles (carriers)."""
 
     hbm: dict[int, Any]
     tiles: dict[Tile, Virtual] = field(default_factory=dict)
