@@ -23,7 +23,7 @@ from bench.programs import awaited
 from bench.sections import put_section
 from bench.timing import call_seconds, publish
 
-ROUNDS = 9
+ROUNDS = 41
 PAGE, TITLE = Path("docs/pjrt.md"), "Ten programs"
 MEAN_LIMIT, WORST_LIMIT = 1.10, 1.5
 TYPES: Mapping[str, Any] = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}

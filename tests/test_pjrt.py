@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,7 @@ from tpuflow.pjrt.fields import CONSTANTS, FIELDS, NOTHING_TO_DO
 from tpuflow.pjrt.handles import NATIVE, OBJECTS, WORDS, destroy
 from tpuflow.pjrt.native import ROOM, Native
 from tpuflow.pjrt.settings import Settings
+from tpuflow.pjrt.shim import COMPILERS, compiled
 from tpuflow.pjrt.table import _code, _known
 
 REPOSITORY = Path(__file__).parents[1]
@@ -340,6 +342,56 @@ def test_buffers_of_one_call_give_their_memory_back_each_once():
 def test_a_host_without_machine_code_computes_the_same(environment):
     other = "import platform; platform.machine = lambda: 'riscv64'\nfrom tpuflow.pjrt.handles import NATIVE; print(NATIVE)\n"
     assert run(environment, "-c", other + SMALL)[0].split() == ["None", *run(environment, "-c", SMALL)[0].split()]
+
+
+def launch_facts(environment: dict[str, str], **settings: str) -> tuple[dict[str, Any], dict[str, tuple[int, bool]]]:
+    """What tests/pjrt_launches.py found; and of each Program how often it ran, and whether C launches it."""
+    found = json.loads(run(environment | settings, "-m", "tests.pjrt_launches")[0])
+    return found, found.pop("launches")
+
+
+@pytest.fixture(scope="module")
+def launched_by_python(environment: dict[str, str]) -> tuple[dict[str, Any], dict[str, tuple[int, bool]]]:
+    return launch_facts(environment, TPUFLOW_SHIM="off")
+
+
+def test_calls_after_the_first_do_what_it_did(launched_by_python):
+    found, launches = launched_by_python
+    assert found["values"][1:] == [True, True] and found["calls_of_the_host"] == [0.0, 1.0, 2.0]
+    results, deleted, *errors = found["donation"]
+    assert (results, deleted) == ([64.0, 96.0, 64.0], [True, True, False]) and all("deleted" in error for error in errors)
+    assert found["an_array_that_others_look_at"] == [[64.0, 96.0, 64.0], 16.0, False, True]
+    stays, *errors, deleted, total = found["memory"]
+    assert (stays, deleted, total) == (0, False, 48.0) and all("RESOURCE_EXHAUSTED" in error for error in errors)
+    assert found["ctrl_c"] == [["CANCELLED: interrupted (Ctrl-C)"], True]
+    assert found["threads"] == [[400.0, 401.0, 402.0, 403.0], True]
+    assert not any(in_c for _, in_c in launches.values())
+
+
+@pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="needs a C compiler")
+def test_c_launches_as_python_does(environment, launched_by_python):
+    found, launches = launch_facts(environment)
+    expected, counts = launched_by_python
+    assert found == expected
+    assert {name: runs for name, (runs, _) in launches.items()} == {name: runs for name, (runs, _) in counts.items()}
+    assert {name for name, (runs, in_c) in launches.items() if runs and not in_c} == {"told"}  # it calls the host
+
+
+@pytest.mark.parametrize(("compiler", "problem"), [("false", "false: "), ("no-such-compiler", "no C compiler (no-such-compiler)")])
+def test_without_a_compiler_that_works_python_launches(environment, tmp_path, compiler, problem):
+    logged = "import logging; logging.basicConfig(level=logging.INFO)\n"
+    out, err = run(environment | {"CC": compiler, "XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path)}, "-c", logged + SMALL)
+    assert out == run(environment, "-c", SMALL)[0]
+    assert f"launches are Python's: {problem}" in err
+    assert not [*tmp_path.rglob("*.so")]
+
+
+def test_a_shim_that_others_could_have_written_is_not_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("tpuflow.pjrt.shim.cache_dir", lambda: tmp_path)
+    (tmp_path / "shim").mkdir()
+    (tmp_path / "shim").chmod(0o777)
+    with pytest.raises(OSError, match="can be written by others"):
+        compiled()
 
 
 @pytest.mark.skipif(NATIVE is None, reason="no machine code on this host")

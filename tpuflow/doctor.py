@@ -220,6 +220,18 @@ def _compile_cache() -> Iterator[Finding]:
         yield Finding(WARN, "compile cache", f"{folder} cannot be written", "name another folder in JAX_COMPILATION_CACHE_DIR")
 
 
+def _shim() -> Iterator[Finding]:
+    """Whether stock JAX's calls of the simulated device are launched in C."""
+    from tpuflow.pjrt.shim import compiled
+
+    try:
+        yield Finding(OK, "calls by stock JAX", f"launched in C ({compiled()})")
+    except OSError as problem:
+        yield Finding(
+            OK, "calls by stock JAX", f"launched by Python, in twice the time: {one_line(problem)}", "install a C compiler if that matters"
+        )
+
+
 def _data() -> Iterator[Finding]:
     """Where data sets are looked for."""
     from tpuflow.data.places import VARIABLE, cache_dir, shared_dir
@@ -259,6 +271,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _host_processor,
     _engines,
     _compile_cache,
+    _shim,
     _data,
     _cores,
 )

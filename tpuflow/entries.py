@@ -94,6 +94,15 @@ def entries_in(folder: Path, limit_bytes: int) -> Entries:
     Raises:
       ConfigError: it cannot be made, or others than this user own it or may write to it.
     """
+    return Entries(own_folder(folder), limit_bytes)
+
+
+def own_folder(folder: Path) -> Path:
+    """A folder for what this process will run, which is made if it is not there.
+
+    Raises:
+      ConfigError: it cannot be made, or others than this user own it or may write to it.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
@@ -108,7 +117,7 @@ def entries_in(folder: Path, limit_bytes: int) -> Entries:
             f"the compilation cache {folder} {problem}, who could have this process run their code; expected a folder that is yours, as "
             f"`chmod 700` makes it."
         )
-    return Entries(folder, limit_bytes)
+    return folder
 
 
 class _UnfitError(Exception):

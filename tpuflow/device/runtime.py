@@ -172,6 +172,11 @@ class Executable:
         """
         return self._once(inputs) if self._allowed is self.limits else self.launch(inputs)[0]
 
+    def direct(self) -> Any:
+        """What `launch_fitting` launches, if that is a single executable (`fast.engine.Direct`) and a launch has shown that no later one
+        under the same limits has to be checked; else None."""
+        return self._engine.direct() if self._allowed is self.limits else None
+
     def _once(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a short Program, possibly still being computed."""
         self.round_trips += 1

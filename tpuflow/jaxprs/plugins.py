@@ -162,22 +162,30 @@ def check_options(compile_options: bytes) -> None:
         raise ConfigError(f"compiler_options: {said}. Expected options of XLA, which this device takes and needs none of.") from None
 
 
-def launcher(compiled: Any) -> Callable[[Sequence[Any]], Any]:
-    """A function that launches a compiled function for one device on the leaves of its arguments, arrays that lie there, without JAX's
-    dispatch. Nothing is checked: neither results for NaN, which is about the user's arrays, nor layouts, of which JAX wrongly refuses those
-    of committed arrays of packed types (also in `jax.jit(f).lower(x).compile()(x)` on JAX's CPU backend)."""
-    run, tree = compiled._executable.unsafe_call, compiled.out_tree
-    execute, handlers, kept = run.xla_executable.execute_sharded, run.out_handler.handlers, sorted(run.kept_var_idx)
+class Launcher:
+    """Launches a compiled function for one device on the leaves of its arguments, arrays that lie there, without JAX's dispatch. Nothing is
+    checked: neither results for NaN, which is about the user's arrays, nor layouts, of which JAX wrongly refuses those of committed arrays
+    of packed types (also in `jax.jit(f).lower(x).compile()(x)` on JAX's CPU backend).
 
-    def launch_with_effects(leaves: Sequence[Any]) -> Any:
-        with jax.debug_nans(False), jax.debug_infs(False):
-            return jax.tree.unflatten(tree, run(*leaves))
+    `execute([leaves[i] for i in kept]).consume_with_handlers(handlers)` are the leaves of its results, if it `is_plain`: has no effects.
+    """
 
-    def launch(leaves: Sequence[Any]) -> Any:
-        return jax.tree.unflatten(tree, execute([leaves[i] for i in kept]).consume_with_handlers(handlers))
+    __slots__ = ("_run", "_tree", "execute", "handlers", "is_plain", "kept")
 
-    has_effects = run.has_unordered_effects or run.ordered_effects or run.has_host_callbacks or run.mut
-    return launch_with_effects if has_effects else launch
+    def __init__(self, compiled: Any):
+        run = compiled._executable.unsafe_call
+        self._run, self._tree = run, compiled.out_tree
+        self.execute, self.handlers, self.kept = run.xla_executable.execute_sharded, run.out_handler.handlers, sorted(run.kept_var_idx)
+        self.is_plain = not (run.has_unordered_effects or run.ordered_effects or run.has_host_callbacks or run.mut)
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        """The results, in their tree."""
+        if self.is_plain:
+            results = self.execute([leaves[i] for i in self.kept]).consume_with_handlers(self.handlers)
+        else:
+            with jax.debug_nans(False), jax.debug_infs(False):
+                results = self._run(*leaves)
+        return jax.tree.unflatten(self._tree, results)
 
 
 def place(x: np.ndarray, device: Any, sharding: Any) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 from tpuflow.errors import LaunchError
 from tpuflow.pjrt.cells import dimensions
 from tpuflow.pjrt.device import Memory, Usage
-from tpuflow.pjrt.handles import OBJECTS, WORDS
+from tpuflow.pjrt.handles import ARRAYS, OBJECTS, WORDS, dropped
 from tpuflow.pjrt.types import CODES, PACKED
 
 DEVICE, MEMORY, CODE, DELETED, DIMENSIONS, RANK, BYTES, ZERO = range(1, 9)
@@ -28,10 +28,6 @@ DEVICE, MEMORY, CODE, DELETED, DIMENSIONS, RANK, BYTES, ZERO = range(1, 9)
 HEADER_BYTES = 8 * WORDS
 
 COMPLEX = np.dtype(np.complex64)
-
-ARRAYS: dict[int, Any] = {}
-"""Handle -> array, of every buffer that is not deleted, donated or destroyed. A complex array is two planes, f32[2, *shape], as Programs
-take and return them (`ComplexType.port`)."""
 
 EXTERNAL_REFERENCES: dict[int, tuple[int, Any]] = {}
 """Handle -> (the count of external references to the buffer's memory, such as dlpack's; its array). The table keeps the memory alive when
@@ -100,20 +96,19 @@ class BufferGroup:
 
     def delete(self, handles: Sequence[int]) -> None:
         """Free the memory of some of them. Deleting a buffer again does nothing."""
-        self._free(handles)
+        self._free(handles, dropped(handles))
         for handle in handles:
             self._headers[(handle - self._first) // 8 + DELETED] = 1
 
-    def destroyed(self, handles: Sequence[int]) -> None:
-        """Called when C has destroyed some of them."""
-        self._free(handles)
+    def destroyed(self, handles: Sequence[int], held: Sequence[int]) -> None:
+        """Called when C has destroyed some of them, and the arrays of those that `held` one have been dropped."""
+        self._free(handles, held)
         if EXTERNAL_REFERENCES:
             for handle in handles:
                 EXTERNAL_REFERENCES.pop(handle, None)
 
-    def _free(self, handles: Sequence[int]) -> None:
-        drop = ARRAYS.pop
-        held = [handle for handle in handles if drop(handle, None) is not None]
+    def _free(self, handles: Sequence[int], held: Sequence[int]) -> None:
+        """Count what had an array as bytes that are free."""
         if len(held) == len(self.handles):
             self._kinds.free()
         else:

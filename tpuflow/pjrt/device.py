@@ -118,7 +118,7 @@ class Client(ApiObject):
         fields = (self.handle, *(word for found in lists for word in found.pair))
         self.header[1 : 1 + len(fields)] = fields
 
-    def destroyed(self, handles: Sequence[int]) -> None:
+    def destroyed(self, handles: Sequence[int], held: Sequence[int]) -> None:
         """Its devices and memories go with it."""
         for device in self.devices:
             OBJECTS.pop(device.handle, None)

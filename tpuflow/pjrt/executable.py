@@ -7,20 +7,22 @@ import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from tpuflow.errors import HostMemoryError
 from tpuflow.jaxprs.plugins import assigned
-from tpuflow.pjrt.buffer import ARRAYS, COMPLEX, EXTERNAL_REFERENCES, SHARED_BY, BufferType, BufferTypes, array_of, delete
+from tpuflow.pjrt.buffer import COMPLEX, EXTERNAL_REFERENCES, SHARED_BY, BufferType, BufferTypes, array_of, delete
 from tpuflow.pjrt.cells import NamedValues, Numbers, Text
 from tpuflow.pjrt.device import Device
 from tpuflow.pjrt.envelope import ProgramMetadata, pack
-from tpuflow.pjrt.failures import Unimplemented
-from tpuflow.pjrt.handles import ApiObject
+from tpuflow.pjrt.failures import PjrtError, Unimplemented
+from tpuflow.pjrt.handles import ARRAYS, ApiObject
+from tpuflow.pjrt.shim import LAUNCH, Launch, shim
 from tpuflow.pjrt.types import CODES, TOKEN
 
 
 class Loaded(ApiObject):
     """A `PJRT_LoadedExecutable`: a Program loaded on a device, or on several (`meshes.LoadedOnMesh`), in the order of the partitions.
 
-    The cached properties are what C asks of an executable. Header: name, devices, outputs, partitions.
+    The cached properties are what C asks of an executable. Header: name, devices, outputs, partitions, its launch in C.
     """
 
     def __init__(self, program: Any, metadata: ProgramMetadata, devices: Sequence[Device]):
@@ -71,7 +73,36 @@ class Loaded(ApiObject):
         finally:
             delete(consumed)
         self.runs += 1
+        if self.runs == 1:
+            self._hand_over()
         return self._spread(results)
+
+    def _hand_over(self) -> None:
+        """Let C launch from now on, where it can: a launch has shown that none has to be checked."""
+        direct = self.executable.direct() if len(self.devices) == 1 else None
+        if direct is None or shim() is None:
+            return
+        check = functools.partial(self.device.memory.usage.check, self._fresh_bytes, self._call)
+        calls = check, self._finish, self._fail
+        self._in_c = Launch(direct.execute, direct.handlers, direct.zero, *calls, order=direct.order, donated=self._donated)
+        self.header[LAUNCH] = ctypes.addressof(self._in_c)
+
+    def _finish(self, results: Sequence[Any], consumed: Sequence[int]) -> Sequence[int]:
+        """The handles of the results of a launch in C."""
+        delete(consumed)
+        self.runs += 1
+        return self._given[0].new(results)
+
+    def _fail(self, error: BaseException, consumed: Sequence[int]) -> int:
+        """The handle of the error of a launch in C."""
+        from tpuflow.device.host_memory import refuse_memory
+
+        delete(consumed)
+        try:
+            refuse_memory(self.program, error)
+        except HostMemoryError as refused:
+            error = refused
+        return PjrtError(error).handle
 
     def _joined(self, arguments: Sequence[Sequence[int]]) -> list[Any]:
         """The whole arrays that the Program takes, from the devices' argument buffers."""

@@ -18,6 +18,10 @@ WORDS = 12
 OBJECTS: dict[int, Any] = {}
 """Handle -> object, until C destroys it. Reading and writing a dict are atomic, so threads need no lock."""
 
+ARRAYS: dict[int, Any] = {}
+"""Handle -> array, of every buffer that is not deleted, donated or destroyed. A complex array is two planes, f32[2, *shape], as Programs
+take and return them (`ComplexType.port`)."""
+
 Header: Any = ctypes.c_uint64 * WORDS
 
 
@@ -29,8 +33,9 @@ class ApiObject:
         self.handle = ctypes.addressof(self.header)
         OBJECTS[self.handle] = self
 
-    def destroyed(self, handles: Sequence[int]) -> None:
-        """Called when C has destroyed the object, or those of its handles; frees what they hold."""
+    def destroyed(self, handles: Sequence[int], held: Sequence[int]) -> None:
+        """Called when C has destroyed the object, or those of its handles, and the arrays of those that `held` one have been dropped; frees
+        what else they hold."""
 
 
 def _native() -> Native | None:
@@ -52,7 +57,13 @@ def destroy(handles: Iterable[int]) -> None:
             gone = list(own)
             for handle in gone:
                 OBJECTS.pop(handle, None)
-            found.destroyed(gone)
+            found.destroyed(gone, dropped(gone))
+
+
+def dropped(handles: Iterable[int]) -> list[int]:
+    """Drop the arrays of buffers; returns which of them had one."""
+    drop = ARRAYS.pop
+    return [handle for handle in handles if drop(handle, None) is not None]
 
 
 def collect() -> None:

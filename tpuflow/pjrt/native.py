@@ -26,7 +26,7 @@ _Lister = ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p, c
 
 
 class Native:
-    """The host's machine code, and the list of what was destroyed.
+    """The host's machine code, and the list of what was destroyed, whose head is at the address `head`.
 
     Raises:
       OSError: there is none for the host, or it does not let a process make code.
@@ -39,7 +39,7 @@ class Native:
         self.code = MACHINES[machine]
         self._memory: list[mmap.mmap] = []
         self._head = ctypes.c_uint64(0)
-        head = ctypes.addressof(self._head)
+        self.head = head = ctypes.addressof(self._head)
         self.destroy, take, listing = self.load((self.code.push(head), self.code.take(head), self.code.listing))
         self._take, self._list = _Lister(take), _Lister(listing)
 

@@ -12,20 +12,18 @@ from tpuflow.jaxprs.plugins import lower_as_for_tpus, lower_host_calls
 from tpuflow.jaxprs.plugins import register as register_with_jax
 from tpuflow.pjrt.entries import buffers, clients, devices, executables  # noqa: F401  (what they import is what there is)
 from tpuflow.pjrt.loading import HOST_FUNCTIONS
-from tpuflow.pjrt.table import Table
-
-_tables: list[Table] = []
+from tpuflow.pjrt.table import TABLES, Table
 
 
 def register(name: str, priority: int) -> None:
     """Register the device as a backend of JAX's, once."""
-    if _tables:
+    if TABLES:
         return
-    _tables.append(Table())
-    register_with_jax(name, _tables[0].address, priority)
+    table = Table()
+    register_with_jax(name, table.address, priority)
     lower_host_calls(name, HOST_CALL, _enlist)
     lower_as_for_tpus(name)
-    atexit.register(_tables[0].retire)
+    atexit.register(table.retire)
 
 
 def _enlist(function: Callable[..., Any]) -> int:

@@ -95,9 +95,17 @@ class Table:
         self._words[0], self._words[2] = ctypes.sizeof(self._words), 24
         self._words[4] = VERSION[0] | VERSION[1] << 32
         known = _native()
-        for i, name in enumerate(ENTRIES):
-            self._words[_HEAD + i] = known.get(name) or self._in_python(name)
+        for name in ENTRIES:
+            self[name] = known.get(name) or self._in_python(name)
         self.address = ctypes.addressof(self._words)
+        TABLES.append(self)
+
+    def __getitem__(self, name: str) -> int:
+        """The address of an entry."""
+        return self._words[_HEAD + ENTRIES.index(name)]
+
+    def __setitem__(self, name: str, address: int) -> None:
+        self._words[_HEAD + ENTRIES.index(name)] = address
 
     def _in_python(self, name: str) -> int:
         if name in DESTROY:
@@ -113,10 +121,13 @@ class Table:
         jaxlib's threads destroy executables late, and a callback into an interpreter that is shutting down ends its thread inside of a
         destructor, which aborts the process.
         """
-        for i, name in enumerate(ENTRIES):
+        for name in ENTRIES:
             if name.endswith(("_Destroy", "_Delete")):
-                self._words[_HEAD + i] = NO_OPERATION
+                self[name] = NO_OPERATION
 
+
+TABLES: list[Table] = []
+"""The table that JAX was given, once it was."""
 
 NO_OPERATION = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
 """The address of a C function that does nothing: `sched_yield` ignores its arguments and returns 0."""

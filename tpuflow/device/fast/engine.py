@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from tpuflow.device.budget import Budget
 from tpuflow.device.fast.cuts import Cuts, HostLoop, Segment, Stage
 from tpuflow.device.fast.execution import Counting, Execution, Pace, open_outfeed
-from tpuflow.device.fast.host import DEFAULT, Host, Sizes
+from tpuflow.device.fast.host import DEFAULT, Host, Pinned, Sizes
 from tpuflow.device.fast.liveness import CALLED, WORK, Key
 from tpuflow.device.fast.rewriting import with_replacements
 from tpuflow.device.fast.stored_executables import CachedFunction
@@ -30,6 +31,7 @@ from tpuflow.jaxprs.compat import jits_nothing
 from tpuflow.jaxprs.executables import can_keep
 from tpuflow.jaxprs.foreign_calls import wait_at_exit
 from tpuflow.jaxprs.persistent import kept_entries
+from tpuflow.jaxprs.plugins import Launcher
 from tpuflow.jaxprs.processes import peers
 
 # Algebraic simplification would change results (`(x * 1.1) * 1.3`, `x / 3`, fp16 overflow that must stay infinite). Without it
@@ -77,6 +79,21 @@ instead of 2.5. No value depends on it."""
 LEAST_MEMORY = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """A Program that is one executable: `execute(arrays).consume_with_handlers(handlers)` are its outputs.
+
+    order: of each array that it takes, the number of the Program's input that it is, or `ZERO`: it is `zero`.
+    """
+
+    execute: Callable[[list[Any]], Any]
+    handlers: Sequence[Any]
+    zero: Any
+    order: Sequence[int]
+
+    ZERO: ClassVar[int] = -1
+
+
 class FastEngine:
     """Runs a Program as XLA:CPU executables, in "native" or "bitexact" fidelity, on JAX's default backend or a `host` of their own.
 
@@ -108,8 +125,7 @@ class FastEngine:
             for number, s in enumerate(_stages(self.segments))
         }
         places = {p.buffer: i for i, p in enumerate(program.inputs)}
-        only = next(iter(self._stages.values()))
-        self._only = only.outputs
+        self._only = only = next(iter(self._stages.values()))
         self.short = cuts.short and len(self._stages) == 1 and not (program.infeeds or program.outfeeds or program.functions)
         """Whether a launch is a single short executable without infeeds, outfeeds and host calls: `once` runs it."""
         self._donated, self._kept = ([places[k] for k in keys if k in places] for keys in (only.donates, only.keeps))
@@ -139,7 +155,15 @@ class FastEngine:
 
     def _only_stage(self, inputs: Sequence[Any]) -> list[Any]:
         donated = _distinct(self.host, [inputs[i] for i in self._donated]) if self._donated else []
-        return self._only(donated, [inputs[i] for i in self._kept])
+        return self._only.outputs(donated, [inputs[i] for i in self._kept])
+
+    def direct(self) -> Direct | None:
+        """What `once` launches; None if that is more than one executable that takes the Program's inputs and gives its outputs."""
+        launcher = self._only.launcher() if self.short and not self.program.mesh else None
+        if launcher is None or not launcher.is_plain or len(launcher.handlers) != len(self.program.outputs):
+            return None
+        taken = [Direct.ZERO, *self._donated, *self._kept]
+        return Direct(launcher.execute, launcher.handlers, self._only.zero, [taken[i] for i in launcher.kept])
 
     def start(
         self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int, paces: dict[int, Pace], budget: Budget
@@ -196,7 +220,7 @@ class FastEngine:
 class _Executable:
     """A stage as a compiled XLA executable, called with the arrays of its keys."""
 
-    __slots__ = ("_counts", "_host", "_ports", "_run", "_stage", "_translation", "_zero", "donates", "keeps")
+    __slots__ = ("_counts", "_host", "_ports", "_run", "_stage", "_translation", "donates", "keeps", "zero")
 
     def __init__(self, stage: Stage, translation: Translation, options: Mapping[str, str], host: Host, jit: Callable[..., Any]):
         self._stage, self._translation, self._host = stage, translation, host
@@ -205,7 +229,7 @@ class _Executable:
         self._ports = [i for i, k in enumerate(self.donates) if not isinstance(k, int) and k[0] == "outfeed"]
         outputs = len(translation.program.outputs) if stage.final else 0
         self._run = jit(self._flat, options, self._sizes, (outputs, len(stage.gives), int(translation.calls_numpy)))
-        self._zero = host.scalar(np.zeros((), np.int32))
+        self.zero = host.scalar(np.zeros((), np.int32))
         self._counts = WORK in stage.takes
         """Whether it counts work: else its `budget` argument is None, as its number of trips is if it is no loop."""
 
@@ -226,12 +250,16 @@ class _Executable:
         """Launch as one executable even under `jax.disable_jit`, which is about the user's functions, not the device's arithmetic."""
         if jits_nothing():
             with jax.disable_jit(False):
-                outputs, given, done = self._run(self._zero, *arguments)
+                outputs, given, done = self._run(self.zero, *arguments)
         else:
-            outputs, given, done = self._run(self._zero, *arguments)
+            outputs, given, done = self._run(self.zero, *arguments)
         for x in done:
             wait_at_exit(x)
         return outputs, given
+
+    def launcher(self) -> Launcher | None:
+        """What launches a stage that is the whole Program, once it is compiled, on a host that does not go through JAX's dispatch."""
+        return self._run.launcher(self._sizes(self.zero, None, [], [], [], None)) if isinstance(self._run, Pinned) else None
 
     def translate(self, feeds: Sequence[Any], capacity: int) -> Any:
         """Translate for arguments of these shapes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
 
-from tpuflow.jaxprs.plugins import ARRAY, launcher, place
+from tpuflow.jaxprs.plugins import ARRAY, Launcher, place
 
 Sizes = Callable[..., Hashable]
 """The arguments of a function -> the part of their shapes that can differ from launch to launch."""
@@ -138,7 +138,7 @@ class PinnedHost(_OneDevice):
     def jit(self, function: Callable[..., Any], options: Mapping[str, str], sizes: Sizes) -> Callable[..., Any]:
         """The function, compiled once for each `sizes` of the arguments that it is called with or lowered for; its third argument is
         donated."""
-        return _Pinned(self, function, options, sizes)
+        return Pinned(self, function, options, sizes)
 
     def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], partition: PartitionSpec = REPLICATED) -> jax.ShapeDtypeStruct:
         """An argument to translate for."""
@@ -192,13 +192,13 @@ class PinnedHost(_OneDevice):
             yield
 
 
-class _Pinned:
+class Pinned:
     """A function on a pinned host."""
 
     def __init__(self, host: PinnedHost, function: Callable[..., Any], options: Mapping[str, str], sizes: Sizes):
         self._host, self._sizes = host, sizes
         self._jit = jax.jit(function, donate_argnums=(2,), compiler_options=dict(options))
-        self._compiled: dict[Hashable, tuple[Any, Callable[[Sequence[Any]], Any]]] = {}
+        self._compiled: dict[Hashable, tuple[Any, Launcher]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         found = self._compiled.get(sizes := self._sizes(*arguments))
@@ -213,15 +213,19 @@ class _Pinned:
         with self._host.translating():
             return _Lowered(self, self._sizes(*arguments), self._jit.lower(*arguments))
 
+    def launcher(self, sizes: Hashable) -> Launcher | None:
+        """What launches the executable for arguments of these sizes, if it is compiled."""
+        return self._compiled.get(sizes, (None, None))[1]
+
     def keep(self, sizes: Hashable, compiled: Any) -> Any:
         """Launch this executable where the arguments are of these sizes, unless another is kept already; returns the one that is kept."""
-        return self._compiled.setdefault(sizes, (compiled, launcher(compiled)))[0]
+        return self._compiled.setdefault(sizes, (compiled, Launcher(compiled)))[0]
 
 
 class _Lowered:
     """A pinned function, lowered for arguments of given sizes (as `jax.stages.Lowered`)."""
 
-    def __init__(self, function: _Pinned, sizes: Hashable, lowered: Any):
+    def __init__(self, function: Pinned, sizes: Hashable, lowered: Any):
         self._function, self._sizes, self._lowered = function, sizes, lowered
 
     def as_text(self) -> str:

@@ -1,0 +1,150 @@
+"""The launch of Programs in C (`shim.c`), which is compiled when a Program is first launched again, and kept in the user's cache.
+
+Where there is no C compiler, or `TPUFLOW_SHIM=off`, every launch is Python's (`Loaded.launch`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tpuflow.data.places import cache_dir
+from tpuflow.entries import own_folder
+from tpuflow.errors import ConfigError
+from tpuflow.pjrt.buffer import DELETED, EXTERNAL_REFERENCES, SHARED_BY
+from tpuflow.pjrt.cells import Numbers
+from tpuflow.pjrt.fields import READY
+from tpuflow.pjrt.handles import ARRAYS, NATIVE, OBJECTS
+from tpuflow.pjrt.shutdown import SHUTDOWN
+from tpuflow.pjrt.table import TABLES
+
+ENTRY = "LoadedExecutable_Execute"
+SETTING, OFF = "TPUFLOW_SHIM", "off"
+FLAGS = ("-bundle", "-undefined", "dynamic_lookup") if sys.platform == "darwin" else ("-shared", "-fPIC")
+LAUNCH = 7
+"""The word of an executable's header that holds the address of its `Launch`; 0 if Python launches it."""
+COMPILERS = ("cc", "gcc", "clang")
+"""Which one compiles, the first that there is, unless the variable `CC` names one."""
+COMPILE_SECONDS = 60.0
+
+_log = logging.getLogger("tpuflow.pjrt")
+
+
+NAMES = {"begun": "begun", "consume": "consume_with_handlers", "destroyed": "destroyed"}
+"""The attributes and methods that it reads and calls."""
+
+
+class State(ctypes.Structure):
+    """`struct state` of shim.c."""
+
+    _fields_ = (
+        ("in_python", ctypes.c_void_p),
+        ("list", ctypes.c_void_p),
+        *((name, ctypes.py_object) for name in ("objects", "arrays", "references", "shared", "shutdown", *NAMES)),
+        ("launch", ctypes.c_int64),
+        ("deleted", ctypes.c_int64),
+        ("ready", ctypes.c_uint64),
+    )
+
+
+class Launch(ctypes.Structure):
+    """`struct launch` of shim.c.
+
+    execute, handlers: as `tpuflow.jaxprs.plugins.Launcher` has them. zero: the array that every launch takes first. check(): raises if the
+    memory has no room. given(results, consumed): the handles of the results' buffers; failed(error, consumed): that of a `PJRT_Error`;
+    both delete the consumed buffers.
+    """
+
+    _fields_ = (
+        *((name, ctypes.py_object) for name in ("execute", "handlers", "zero", "check", "given", "failed")),
+        *((name, ctypes.c_int64) for name in ("count", "donations")),
+        *((name, ctypes.c_void_p) for name in ("order", "donated")),
+    )
+
+    def __init__(self, *objects: Any, order: Sequence[int], donated: Sequence[int]):
+        self.kept = places = Numbers(order), Numbers(donated)
+        super().__init__(*objects, len(order), len(donated), *(p.address for p in places))
+
+
+class Shim:
+    """The compiled shim; `execute` is the address of its entry.
+
+    Raises:
+      OSError: it cannot be compiled or loaded; the message says why.
+    """
+
+    def __init__(self, in_python: int):
+        if NATIVE is None:
+            raise OSError("there is no list of what C destroyed: the host does not let a process make code")
+        self.library = ctypes.CDLL(os.fspath(compiled()))
+        self.state = State.in_dll(self.library, "state")
+        tables = {"objects": OBJECTS, "arrays": ARRAYS, "references": EXTERNAL_REFERENCES, "shared": SHARED_BY, "shutdown": SHUTDOWN}
+        numbers = {"in_python": in_python, "list": NATIVE.head, "launch": LAUNCH, "deleted": DELETED, "ready": READY}
+        for name, value in (tables | NAMES | numbers).items():
+            setattr(self.state, name, value)
+        self.execute = ctypes.cast(self.library.execute, ctypes.c_void_p).value or 0
+
+
+@functools.cache
+def shim() -> Shim | None:
+    """The shim, which is in JAX's table from the first call on; None where there is none, and Python launches every Program."""
+    (table,) = TABLES
+    try:
+        made = Shim(table[ENTRY])
+    except OSError as problem:
+        _log.info("launches are Python's: %s", problem)
+        return None
+    table[ENTRY] = made.execute
+    return made
+
+
+def compiled() -> Path:
+    """The shim's library in the user's cache, compiled if it is not there yet.
+
+    Raises:
+      OSError: the environment forbids it; there is no compiler, or it fails; the cache cannot be written, or is not this user's alone.
+    """
+    if os.environ.get(SETTING) == OFF:
+        raise OSError(f"{SETTING}={OFF}")
+    source = resources.files("tpuflow.pjrt").joinpath("shim.c").read_bytes()
+    key = hashlib.sha256(b"\n".join([source, platform.machine().encode(), *map(str.encode, FLAGS)])).hexdigest()[:16]
+    try:
+        folder = own_folder(cache_dir() / "shim")
+    except ConfigError as error:
+        raise OSError(str(error)) from None
+    found = folder / f"{key}.so"
+    if not found.is_file():
+        _compile(source, found)
+    return found
+
+
+def _compile(source: bytes, target: Path) -> None:
+    """Compile to a file, which is there as a whole or not at all."""
+    asked = os.environ.get("CC")
+    known = [shlex.split(asked)] if asked else [[name] for name in COMPILERS]
+    compiler = next((command for command in known if shutil.which(command[0])), None)
+    if compiler is None:
+        raise OSError(f"no C compiler ({', '.join(command[0] for command in known)})")
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        command = [*compiler, "-O2", *FLAGS, "-o", os.fspath(made), "-x", "c", "-"]
+        try:
+            done = subprocess.run(command, input=source, stderr=subprocess.PIPE, timeout=COMPILE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise OSError(f"{compiler[0]} took over {COMPILE_SECONDS:g} s") from None
+        if done.returncode:
+            raise OSError(f"{compiler[0]}: {done.stderr.decode(errors='replace').strip()}")
+        os.replace(made, target)
