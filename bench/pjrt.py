@@ -1,5 +1,6 @@
-"""What the simulated device costs as a backend of stock JAX, beside JAX's CPU backend: one call, by number of leaves; the call of a
-ResNet-50 training step, with arrays of one element in place of its own; and that step's compilation, by either importer."""
+"""What the simulated device costs as a backend of stock JAX, beside JAX's CPU backend: one call, by number of leaves, and the call of a
+ResNet-50 training step, with arrays of one element in place of its own, both launched in C and in Python; and that step's compilation, by
+either importer."""
 
 from __future__ import annotations
 
@@ -20,12 +21,16 @@ import optax
 import tpuflow
 import tpuflow.pjrt
 from bench.timing import interleaved, medians, publish
+from tpuflow.pjrt.shim import OFF, SETTING
 
 LEAVES = (1, 4, 16, 64, 256)
 CALLS, ROUNDS = 200, 9
 STEP_CALLS, COMPILE_ROUNDS = 10, 2
 IMAGES = (2, 96, 96, 3)
-CALL_US, LEAF_US, STEP_MS, COMPILE_RATIO = 60.0, 8.0, 4.0, 2.0
+LAUNCHERS = {"C": "", "Python": OFF}
+"""Who launches, and the setting of the shim for that."""
+CALL_US, LEAF_US = {"C": 15.0, "Python": 60.0}, {"C": 4.0, "Python": 8.0}
+STEP_MS, COMPILE_RATIO = 4.0, 2.0
 """What a call, a leaf, a ResNet-50 step's call and the compilation of one may cost: the last in jax.jit's compilations."""
 COMPILE_WAYS = ("stablehlo", "jaxpr", "jax.jit")
 """The importer of StableHLO, under stock JAX; that of jaxprs; and jax.jit on the CPU."""
@@ -125,48 +130,55 @@ def compilation(way: str) -> dict[str, float]:
     return {"seconds": time.perf_counter() - began, "processor_seconds": time.process_time() - worked}
 
 
+def calls() -> dict[str, Any]:
+    """Microseconds a call and a straight-line fit for the device; milliseconds of a step's call."""
+    tpuflow.pjrt.initialize()
+    rows, ours = _calls_by_leaves(), f"dispatch {PLATFORMS[0]}"
+    first, last = rows[0], rows[-1]
+    a_leaf = (last[ours] - first[ours]) / (last["leaves"] - first["leaves"])
+    return {"rows": rows, "call_us": first[ours] - a_leaf * first["leaves"], "leaf_us": a_leaf, "step_call_ms": _step_calls(_step()[1])}
+
+
 def _compilations() -> dict[str, dict[str, float]]:
     """Medians over rounds, in which the ways take turns, each in a process of its own: what one has compiled another would find."""
-    rounds = [{way: _in_process(way) for way in COMPILE_WAYS} for _ in range(COMPILE_ROUNDS)]
+    rounds = [{way: _in_process("--compile", way) for way in COMPILE_WAYS} for _ in range(COMPILE_ROUNDS)]
     return {way: {key: statistics.median(r[way][key] for r in rounds) for key in rounds[0][way]} for way in COMPILE_WAYS}
 
 
-def _in_process(way: str) -> dict[str, float]:
-    environment = {**os.environ, "TPUFLOW_CACHE": "off", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    command = [sys.executable, "-m", "bench.pjrt", "--compile", way]
+def _in_process(*arguments: str, **settings: str) -> dict[str, Any]:
+    """What this file prints in a process of its own."""
+    environment = {**os.environ, "TPUFLOW_CACHE": "off", "JAX_ENABLE_COMPILATION_CACHE": "false", **settings}
+    command = [sys.executable, "-m", "bench.pjrt", *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def run() -> tuple[str, Mapping[str, Any]]:
-    """Microseconds a call and a straight-line fit for the device; milliseconds of a step's call; seconds of its compilation; what holds."""
-    tpuflow.pjrt.initialize()
-    began, rows = time.perf_counter(), _calls_by_leaves()
-    first, last, ours = rows[0], rows[-1], f"dispatch {PLATFORMS[0]}"
-    a_leaf = (last[ours] - first[ours]) / (last["leaves"] - first["leaves"])
-    fixed = first[ours] - a_leaf * first["leaves"]
-    called, compiled = _step_calls(_step()[1]), _compilations()
+    """Calls by who launches, compilations, and what holds."""
+    began = time.perf_counter()
+    called = {who: _in_process("--calls", **{SETTING: setting}) for who, setting in LAUNCHERS.items()}
+    compiled = _compilations()
     ratios = {way: compiled[way]["seconds"] / compiled["jax.jit"]["seconds"] for way in ("stablehlo", "jaxpr")}
-    holds = {
-        f"a call in {CALL_US:g} us": fixed <= CALL_US,
-        f"a leaf in {LEAF_US:g} us": a_leaf <= LEAF_US,
-        f"a ResNet-50 step's call in {STEP_MS:g} ms": called[PLATFORMS[0]] <= STEP_MS,
-        f"its compilation in {COMPILE_RATIO:g} times jax.jit's": max(ratios.values()) <= COMPILE_RATIO,
-    }
-    figures = {
-        "rows": rows, "call_us": fixed, "leaf_us": a_leaf, "step_call_ms": called, "compilations": compiled, "compile_ratios": ratios,
-        "holds": holds, "seconds": time.perf_counter() - began,
-    }  # fmt: skip
+    holds = {}
+    for who, found in called.items():
+        holds[f"a call launched in {who} in {CALL_US[who]:g} us"] = found["call_us"] <= CALL_US[who]
+        holds[f"a leaf launched in {who} in {LEAF_US[who]:g} us"] = found["leaf_us"] <= LEAF_US[who]
+        holds[f"a ResNet-50 step's call launched in {who} in {STEP_MS:g} ms"] = found["step_call_ms"][PLATFORMS[0]] <= STEP_MS
+    holds[f"its compilation in {COMPILE_RATIO:g} times jax.jit's"] = max(ratios.values()) <= COMPILE_RATIO
+    seconds = time.perf_counter() - began
+    figures = {"calls": called, "compilations": compiled, "compile_ratios": ratios, "holds": holds, "seconds": seconds}
     return _text(figures), figures
 
 
 def _text(figures: Mapping[str, Any]) -> str:
-    rows, called = figures["rows"], figures["step_call_ms"]
-    names = [name for name in rows[0] if name != "leaves"]
-    lines = ["us a call", f"{'leaves':>6} " + " ".join(f"{name:>16}" for name in names)]
-    lines += [f"{r['leaves']:6} " + " ".join(f"{r[name]:16.1f}" for name in names) for r in rows]
-    lines.append(f"dispatch {PLATFORMS[0]}: {figures['call_us']:.1f} us a call + {figures['leaf_us']:.2f} us a leaf")
-    lines.append(f"a ResNet-50 step's call, {called['leaves']} arrays: " + ", ".join(f"{p} {called[p]:.2f} ms" for p in PLATFORMS))
+    lines = []
+    for who, found in figures["calls"].items():
+        names = [name for name in found["rows"][0] if name != "leaves"]
+        lines += [f"launched in {who}, us a call", f"{'leaves':>6} " + " ".join(f"{name:>16}" for name in names)]
+        lines += [f"{r['leaves']:6} " + " ".join(f"{r[name]:16.1f}" for name in names) for r in found["rows"]]
+        lines.append(f"dispatch {PLATFORMS[0]}: {found['call_us']:.1f} us a call + {found['leaf_us']:.2f} us a leaf")
+        step = found["step_call_ms"]
+        lines.append(f"a ResNet-50 step's call, {step['leaves']} arrays: " + ", ".join(f"{p} {step[p]:.2f} ms" for p in PLATFORMS))
     compiled = [f"{way} {c['seconds']:.2f} s ({c['processor_seconds']:.2f} of processor)" for way, c in figures["compilations"].items()]
     lines.append(f"its compilation: {', '.join(compiled)}")
     lines += [f"{limit}: {'holds' if held else 'DOES NOT HOLD'}" for limit, held in figures["holds"].items()]
@@ -176,5 +188,7 @@ def _text(figures: Mapping[str, Any]) -> str:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--compile"]:
         print(json.dumps(compilation(sys.argv[2])))
+    elif sys.argv[1:2] == ["--calls"]:
+        print(json.dumps(calls()))
     else:
         publish(__doc__, run)

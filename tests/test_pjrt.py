@@ -324,8 +324,8 @@ def test_buffers_of_one_call_give_their_memory_back_each_once():
     client = Client(Settings.from_environment())
     device = client.devices[0]
     arrays = [np.zeros(n, np.float32) for n in (1, 2, 3)]
-    handles = BufferTypes([BufferType(device.memory, 11, x.shape, x.nbytes) for x in arrays]).new(arrays)
-    first, second, third = handles
+    group = BufferTypes([BufferType(device.memory, 11, x.shape, x.nbytes) for x in arrays]).new([*arrays])
+    first, second, third = group.handles
     assert device.memory.usage.in_use == 24 and type_of(third).shape == (3,) and array_of(third) is arrays[2]
     add_external_reference(second)
     delete([first, second, first])
@@ -333,10 +333,11 @@ def test_buffers_of_one_call_give_their_memory_back_each_once():
     with pytest.raises(LaunchError, match="deleted, or donated"):
         array_of(second)
     drop_external_reference(second)
-    destroy([third, second, first, client.handle])
-    destroy([first])
+    destroy([third, second])
+    assert OBJECTS[group.first] is group
+    destroy([first, client.handle])
     assert device.memory.usage.in_use == 0 and not EXTERNAL_REFERENCES
-    assert OBJECTS.keys().isdisjoint([*handles, client.handle, device.handle, *(m.handle for m in device.memories)])
+    assert OBJECTS.keys().isdisjoint([first, client.handle, device.handle, *(m.handle for m in device.memories)])
 
 
 def test_a_host_without_machine_code_computes_the_same(environment):

@@ -1,14 +1,13 @@
 """PJRT buffers: each is an array of the CPU client underneath, counted as bytes of the memory that it stands for.
 
-A call returns hundreds of buffers, so none has a Python object of its own: a buffer is a handle, the address of its header. Its array is in
-the table `ARRAYS`, and its type in the `BufferGroup` of the buffers that were made together with it.
+A call returns hundreds of buffers, so none has a Python object of its own: a buffer is a handle, the address of its header. The headers of
+buffers that were made together, their arrays and their types are in one `BufferGroup`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,11 @@ import numpy as np
 from tpuflow.errors import LaunchError
 from tpuflow.pjrt.cells import dimensions
 from tpuflow.pjrt.device import Memory, Usage
-from tpuflow.pjrt.handles import ARRAYS, OBJECTS, WORDS, dropped
+from tpuflow.pjrt.handles import ARRAYS, HEADER_BYTES, INDEX, OBJECT, OBJECTS, WORDS, place, places
 from tpuflow.pjrt.types import CODES, PACKED
 
 DEVICE, MEMORY, CODE, DELETED, DIMENSIONS, RANK, BYTES, ZERO = range(1, 9)
 """The numbers of the words of a buffer's header."""
-
-HEADER_BYTES = 8 * WORDS
 
 COMPLEX = np.dtype(np.complex64)
 
@@ -62,14 +59,15 @@ class BufferTypes:
         for kind, shape in zip(kinds, self._shapes, strict=True):
             fields = (0, kind.memory.device.handle, kind.memory.handle, kind.code, 0, *shape.pair, kind.bytes)
             words += fields + (0,) * (WORDS - len(fields))
+            words[INDEX - WORDS] = len(words) // WORDS - 1
         self._type: Any = ctypes.c_uint64 * len(words)
         self._template = self._type(*words)
 
-    def new(self, arrays: Sequence[Any]) -> Sequence[int]:
-        """Make buffers for these arrays, and return their handles."""
+    def new(self, arrays: list[Any]) -> BufferGroup:
+        """Make buffers for these arrays, whose list becomes the group's."""
         for usage, size, count, largest in self._taken:
             usage.allocate(size, count, largest)
-        return BufferGroup(self, self._type.from_buffer_copy(self._template), arrays).handles
+        return BufferGroup(self, self._type.from_buffer_copy(self._template), arrays)
 
     def free(self) -> None:
         """Count the bytes of one buffer of each type less."""
@@ -78,57 +76,70 @@ class BufferTypes:
 
 
 class BufferGroup:
-    """Buffers that were made together. It owns the memory of their headers, one after the other, until the last buffer is destroyed."""
+    """Buffers that were made together: the memory of their headers, which C reads until it has destroyed them all, and their arrays. None
+    stands for the array of a buffer that is deleted, donated or destroyed. A complex array is two planes, f32[2, *shape], as Programs take
+    and return them (`ComplexType.port`). first: the handle of the first buffer."""
 
-    __slots__ = ("_first", "_headers", "_kinds", "handles")
+    __slots__ = ("_headers", "_kinds", "_left", "arrays", "first")
 
-    def __init__(self, kinds: BufferTypes, headers: Any, arrays: Sequence[Any]):
-        self._kinds, self._headers, self._first = kinds, headers, ctypes.addressof(headers)
-        self.handles, handle = [], self._first
-        for array in arrays:
-            OBJECTS[handle], ARRAYS[handle] = self, array
-            self.handles.append(handle)
-            handle += HEADER_BYTES
+    def __init__(self, kinds: BufferTypes, headers: Any, arrays: list[Any]):
+        self._kinds, self._headers, self._left, self.arrays, self.first = kinds, headers, len(arrays), arrays, ctypes.addressof(headers)
+        if arrays:
+            headers[OBJECT], headers[ARRAYS] = id(self), id(arrays)
+            OBJECTS[self.first] = self
 
-    def kind(self, handle: int) -> BufferType:
+    @property
+    def handles(self) -> Sequence[int]:
+        """One for each buffer."""
+        return range(self.first, self.first + HEADER_BYTES * len(self.arrays), HEADER_BYTES)
+
+    def kind(self, index: int) -> BufferType:
         """The type of one of them."""
-        return self._kinds.rows[(handle - self._first) // HEADER_BYTES]
+        return self._kinds.rows[index]
 
-    def delete(self, handles: Sequence[int]) -> None:
-        """Free the memory of some of them. Deleting a buffer again does nothing."""
-        self._free(handles, dropped(handles))
-        for handle in handles:
-            self._headers[(handle - self._first) // 8 + DELETED] = 1
+    def drop(self, indices: Sequence[int]) -> Sequence[int]:
+        """Drop the arrays of some of them; returns those that had one."""
+        arrays, held = self.arrays, []
+        for i in indices:
+            if arrays[i] is not None:
+                arrays[i] = None
+                self._headers[i * WORDS + DELETED] = 1
+                held.append(i)
+        return held
 
-    def destroyed(self, handles: Sequence[int], held: Sequence[int]) -> None:
-        """Called when C has destroyed some of them, and the arrays of those that `held` one have been dropped."""
-        self._free(handles, held)
-        if EXTERNAL_REFERENCES:
-            for handle in handles:
-                EXTERNAL_REFERENCES.pop(handle, None)
-
-    def _free(self, handles: Sequence[int], held: Sequence[int]) -> None:
-        """Count what had an array as bytes that are free."""
-        if len(held) == len(self.handles):
+    def deleted(self, indices: Sequence[int], held: Sequence[int]) -> None:
+        """Count the bytes of buffers as free, after `drop`, which returned `held`."""
+        if len(held) == len(self.arrays):
             self._kinds.free()
         else:
-            for handle in held:
-                kind = self.kind(handle)
+            for i in held:
+                kind = self._kinds.rows[i]
                 kind.memory.usage.free(kind.bytes)
         if SHARED_BY:
-            for handle in handles:
-                SHARED_BY.pop(handle, None)
+            for i in indices:
+                SHARED_BY.pop(self.handles[i], None)
+
+    def destroyed(self, indices: Sequence[int], held: Sequence[int]) -> None:
+        """Called when C has destroyed some of them, after `drop`, which returned `held`."""
+        self.deleted(indices, held)
+        if EXTERNAL_REFERENCES:
+            for i in indices:
+                EXTERNAL_REFERENCES.pop(self.handles[i], None)
+        self._left -= len(indices)
+        if not self._left:
+            OBJECTS.pop(self.first, None)
 
 
 def type_of(handle: int) -> BufferType:
     """The type of a buffer."""
-    return OBJECTS[handle].kind(handle)
+    group, index = place(handle)
+    return group.kind(index)
 
 
 def delete(handles: Iterable[int]) -> None:
     """Free the memory of buffers. Deleting a buffer again does nothing."""
-    for group, own in itertools.groupby(handles, OBJECTS.__getitem__):
-        group.delete(list(own))
+    for group, indices in places(handles):
+        group.deleted(indices, group.drop(indices))
 
 
 def add_external_reference(handle: int) -> None:
@@ -150,14 +161,16 @@ def array_of(handle: int) -> Any:
     Raises:
       LaunchError: the buffer was deleted or donated.
     """
-    if handle not in ARRAYS:
+    group, index = place(handle)
+    array = group.arrays[index]
+    if array is None:
         raise LaunchError("the array was deleted, or donated to a call that has overwritten it; it cannot be read any more.")
-    return ARRAYS[handle]
+    return array
 
 
 def new_buffer(array: Any, memory: Memory, code: int, shape: tuple[int, ...], size: int) -> int:
     """Make a single buffer, and return its handle."""
-    return _alone(memory, code, shape, size).new([array])[0]
+    return _alone(memory, code, shape, size).new([array]).first
 
 
 @functools.lru_cache(4096)

@@ -118,12 +118,10 @@ class Client(ApiObject):
         fields = (self.handle, *(word for found in lists for word in found.pair))
         self.header[1 : 1 + len(fields)] = fields
 
-    def destroyed(self, handles: Sequence[int], held: Sequence[int]) -> None:
+    def destroyed(self, indices: Sequence[int], held: Sequence[int]) -> None:
         """Its devices and memories go with it."""
-        for device in self.devices:
-            OBJECTS.pop(device.handle, None)
-            for memory in device.memories:
-                OBJECTS.pop(memory.handle, None)
+        for thing in (self, *self.devices, *(memory for device in self.devices for memory in device.memories)):
+            OBJECTS.pop(thing.handle, None)
 
     @functools.cached_property
     def host(self) -> Any:

@@ -14,7 +14,7 @@ from tpuflow.pjrt.cells import NamedValues, Numbers, Text
 from tpuflow.pjrt.device import Device
 from tpuflow.pjrt.envelope import ProgramMetadata, pack
 from tpuflow.pjrt.failures import PjrtError, Unimplemented
-from tpuflow.pjrt.handles import ARRAYS, ApiObject
+from tpuflow.pjrt.handles import ApiObject
 from tpuflow.pjrt.shim import LAUNCH, Launch, shim
 from tpuflow.pjrt.types import CODES, TOKEN
 
@@ -87,17 +87,15 @@ class Loaded(ApiObject):
         self._in_c = Launch(direct.execute, direct.handlers, direct.zero, *calls, order=direct.order, donated=self._donated)
         self.header[LAUNCH] = ctypes.addressof(self._in_c)
 
-    def _finish(self, results: Sequence[Any], consumed: Sequence[int]) -> Sequence[int]:
-        """The handles of the results of a launch in C."""
-        delete(consumed)
+    def _finish(self, results: list[Any]) -> int:
+        """The first handle of the results of a launch in C."""
         self.runs += 1
-        return self._given[0].new(results)
+        return self._given[0].new(results).first
 
-    def _fail(self, error: BaseException, consumed: Sequence[int]) -> int:
+    def _fail(self, error: BaseException) -> int:
         """The handle of the error of a launch in C."""
         from tpuflow.device.host_memory import refuse_memory
 
-        delete(consumed)
         try:
             refuse_memory(self.program, error)
         except HostMemoryError as refused:
@@ -107,14 +105,11 @@ class Loaded(ApiObject):
     def _joined(self, arguments: Sequence[Sequence[int]]) -> list[Any]:
         """The whole arrays that the Program takes, from the devices' argument buffers."""
         (only,) = arguments
-        try:
-            return [ARRAYS[handle] for handle in only]
-        except KeyError:
-            return [array_of(handle) for handle in only]
+        return [array_of(handle) for handle in only]
 
     def _spread(self, results: list[Any]) -> Sequence[Sequence[int]]:
         """For each device the result buffers, from the whole arrays that the Program returns."""
-        return [self._given[0].new(results)]
+        return [self._given[0].new(results).handles]
 
     def _consumed(self, arguments: Sequence[Sequence[int]], arrays: list[Any], kept: Collection[int]) -> list[int]:
         """The donated buffers, which the launch consumes. Where a donated array must not be overwritten, `arrays` gets a copy of it."""
@@ -235,7 +230,7 @@ def _is_shared(pieces: Sequence[int], array: Any) -> bool:
     """Whether buffers other than these share an array."""
     if SHARED_BY.keys().isdisjoint(pieces):
         return False
-    owners = [handle for handle in pieces if ARRAYS[handle] is array]
+    owners = [handle for handle in pieces if array_of(handle) is array]
     return any(SHARED_BY.get(handle, 1) > len(owners) for handle in owners)
 
 

@@ -1,28 +1,29 @@
-"""Handles, by which C refers to our objects. A handle is the address of an object's header: words with all that C may ask of the object.
+"""Handles, by which C refers to our objects. A handle is the address of a header: words with all that C may ask of the object.
 
-Word 0 belongs to the list of destroyed objects (`native.py`).
+An object that stands for several things in C, such as the results of a call, has a header for each, one after the other. Word 0 belongs to
+the list of destroyed objects (`native.py`); the others up to `INDEX` are the object's own.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tpuflow.pjrt.native import Native
 
-WORDS = 12
-"""The number of words of a header."""
+INDEX, OBJECT, ARRAYS, WORDS = range(12, 16)
+"""The number of a header among those of its object; in the first of them, for C (`shim.c`), the addresses of the object and of its list of
+arrays; and the number of words of a header."""
+
+HEADER_BYTES = 8 * WORDS
 
 OBJECTS: dict[int, Any] = {}
-"""Handle -> object, until C destroys it. Reading and writing a dict are atomic, so threads need no lock."""
-
-ARRAYS: dict[int, Any] = {}
-"""Handle -> array, of every buffer that is not deleted, donated or destroyed. A complex array is two planes, f32[2, *shape], as Programs
-take and return them (`ComplexType.port`)."""
+"""First handle -> object, until C has destroyed all of it. Reading and writing a dict are atomic, so threads need no lock."""
 
 Header: Any = ctypes.c_uint64 * WORDS
+_Word = ctypes.c_uint64
 
 
 class ApiObject:
@@ -30,12 +31,17 @@ class ApiObject:
 
     def __init__(self, *fields: int):
         self.header = Header(0, *fields)
+        self.header[OBJECT] = id(self)
         self.handle = ctypes.addressof(self.header)
         OBJECTS[self.handle] = self
 
-    def destroyed(self, handles: Sequence[int], held: Sequence[int]) -> None:
-        """Called when C has destroyed the object, or those of its handles, and the arrays of those that `held` one have been dropped; frees
-        what else they hold."""
+    def drop(self, indices: Sequence[int]) -> Sequence[int]:
+        """Drop the arrays of some of its headers; returns those that had one."""
+        return ()
+
+    def destroyed(self, indices: Sequence[int], held: Sequence[int]) -> None:
+        """Called when C has destroyed some of its headers, after `drop`, which returned `held`; frees what else they hold."""
+        OBJECTS.pop(self.handle, None)
 
 
 def _native() -> Native | None:
@@ -50,20 +56,23 @@ NATIVE = _native()
 exception propagates loses the exception."""
 
 
+def place(handle: int) -> tuple[Any, int]:
+    """The object of a handle, and the number of the header among the object's."""
+    index = _Word.from_address(handle + 8 * INDEX).value
+    return OBJECTS[handle - HEADER_BYTES * index], index
+
+
+def places(handles: Iterable[int]) -> Iterator[tuple[Any, list[int]]]:
+    """The objects of handles, each with the numbers of its headers: what follows one another and is of one object, such as the results of a
+    call, together."""
+    for found, own in itertools.groupby(map(place, handles), lambda at: at[0]):
+        yield found, [index for _, index in own]
+
+
 def destroy(handles: Iterable[int]) -> None:
-    """Forget objects, and free what they hold; what follows one another and is of one object, such as a call's results, together."""
-    for found, own in itertools.groupby(handles, OBJECTS.get):
-        if found is not None:
-            gone = list(own)
-            for handle in gone:
-                OBJECTS.pop(handle, None)
-            found.destroyed(gone, dropped(gone))
-
-
-def dropped(handles: Iterable[int]) -> list[int]:
-    """Drop the arrays of buffers; returns which of them had one."""
-    drop = ARRAYS.pop
-    return [handle for handle in handles if drop(handle, None) is not None]
+    """Forget objects, and free what they hold."""
+    for found, indices in places(handles):
+        found.destroyed(indices, found.drop(indices))
 
 
 def collect() -> None:

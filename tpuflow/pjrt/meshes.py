@@ -47,7 +47,7 @@ class LoadedOnMesh(Loaded):
 
     def _spread(self, results: list[Any]) -> Sequence[Sequence[int]]:
         pieces = [self._cut(i, x) for i, x in enumerate(results)]
-        found = [kinds.new(row) for kinds, row in zip(self._given, _by_device(pieces, len(self.devices)), strict=True)]
+        found = [kinds.new(row).handles for kinds, row in zip(self._given, _by_device(pieces, len(self.devices)), strict=True)]
         for i, owners in enumerate(self._results):
             for _, numbers in owners:
                 if len(numbers) > 1:

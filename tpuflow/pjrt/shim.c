@@ -15,16 +15,14 @@ extern PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
 extern PyObject *PyObject_CallMethodObjArgs(PyObject *, PyObject *, ...);
 extern PyObject *PyObject_GetAttr(PyObject *, PyObject *);
 extern int PyObject_IsTrue(PyObject *);
-extern PyObject *PyDict_GetItemWithError(PyObject *, PyObject *);
 extern PyObject *PyList_New(ptrdiff_t);
 extern int PyList_Append(PyObject *, PyObject *);
 extern int PyList_SetItem(PyObject *, ptrdiff_t, PyObject *);
 extern PyObject *PyList_GetItem(PyObject *, ptrdiff_t);
 extern ptrdiff_t PyList_Size(PyObject *);
-extern PyObject *PyLong_FromUnsignedLongLong(unsigned long long);
-extern unsigned long long PyLong_AsUnsignedLongLong(PyObject *);
 extern ptrdiff_t PyDict_Size(PyObject *);
-extern int PyDict_DelItem(PyObject *, PyObject *);
+extern PyObject *PyLong_FromLongLong(long long);
+extern unsigned long long PyLong_AsUnsignedLongLong(PyObject *);
 extern PyObject *PyErr_Occurred(void);
 extern void PyErr_Clear(void);
 extern void PyErr_Fetch(PyObject **, PyObject **, PyObject **);
@@ -32,15 +30,14 @@ extern void PyErr_NormalizeException(PyObject **, PyObject **, PyObject **);
 extern int PyException_SetTraceback(PyObject *, PyObject *);
 
 typedef uint64_t word;
-typedef word *(*entry)(word *);
 
 struct state {  // shim.State
-  entry in_python;
+  word *(*in_python)(word *);
   word *list;  // the head of the list of what C has destroyed
-  PyObject *objects, *arrays, *references, *shared, *shutdown;
-  PyObject *begun, *consume, *destroyed;  // names
-  int64_t launch, deleted;  // the words of a header: of an executable its `struct launch`, of a buffer whether it is deleted
-  word ready;               // the handle of every event
+  PyObject *references, *shared, *shutdown, *none;
+  PyObject *begun, *consume, *gone, *over;                // names
+  int64_t launch, deleted, index, object, arrays, words;  // of a header (handles.py)
+  word ready;                                             // the handle of every event
 } state;
 
 struct launch {  // shim.Launch
@@ -50,60 +47,71 @@ struct launch {  // shim.Launch
   const int64_t *donated;  // the places of donated arguments
 };
 
-// Removes a handle from a table, and appends it to a list if it was there. Returns whether that went well.
-static int moved(PyObject *handle, PyObject *table, PyObject *list) {
-  if (!PyDict_GetItemWithError(table, handle)) return !PyErr_Occurred();
-  return !PyDict_DelItem(table, handle) && !PyList_Append(list, handle);
+// The first header of an object.
+static word *first_of(word *header) { return header - state.words * header[state.index]; }
+
+// The array of a buffer, borrowed; NULL if there is none, as in headers of anything else.
+static PyObject *array_of(word *header) {
+  PyObject *arrays = (PyObject *)first_of(header)[state.arrays];
+  PyObject *array = arrays ? PyList_GetItem(arrays, header[state.index]) : NULL;
+  return array == state.none ? NULL : array;
 }
 
-// Handles of one object that C has destroyed, and those of them that had an array.
+// Headers of one object, whose arrays have been dropped, by their numbers; `held` are those that had one.
 struct run {
-  PyObject *object, *gone, *held;
+  word *first;
+  PyObject *indices, *held;
 };
 
-// Tells the object, and forgets the run.
-static int told(struct run *run) {
-  PyObject *done = run->held ? PyObject_CallMethodObjArgs(run->object, state.destroyed, run->gone, run->held, NULL) : NULL;
-  Py_DecRef(run->object);
-  Py_DecRef(run->gone);
+// Tells the object by its method of this name, unless an exception is set, and ends the run.
+static void tell(struct run *run, PyObject *method) {
+  if (run->first && !PyErr_Occurred()) {
+    PyObject *object = (PyObject *)run->first[state.object];
+    Py_IncRef(object);
+    Py_DecRef(PyObject_CallMethodObjArgs(object, method, run->indices, run->held, NULL));
+    Py_DecRef(object);
+  }
+  Py_DecRef(run->indices);
   Py_DecRef(run->held);
-  Py_DecRef(done);
   *run = (struct run){0};
-  return done != NULL;
 }
 
-// What `handles.collect` does: forgets the objects that C has destroyed since the last call.
-static int collect(void) {
-  word header = __atomic_exchange_n(state.list, 0, __ATOMIC_ACQ_REL);
-  struct run run = {0};
-  int well = 1;
-  while (well && header) {
-    PyObject *handle = PyLong_FromUnsignedLongLong(header), *object = handle ? PyDict_GetItemWithError(state.objects, handle) : NULL;
-    header = *(word *)header;
-    if (object && object != run.object) {
-      if (run.object) well = told(&run);
-      Py_IncRef(object);
-      run = (struct run){object, PyList_New(0), PyList_New(0)};
-    }
-    if (object) well = well && run.gone && run.held && moved(handle, state.objects, run.gone) && moved(handle, state.arrays, run.held);
-    Py_DecRef(handle);
+// Drops the array of a header, and adds it to the run; another object's is told first.
+static void drop(word *header, struct run *run, PyObject *method) {
+  word *first = first_of(header);
+  if (first != run->first) {
+    tell(run, method);
+    *run = (struct run){first, PyList_New(0), PyList_New(0)};
   }
-  if (run.object) well = told(&run) && well;
-  return well && !PyErr_Occurred();
+  PyObject *index = PyLong_FromLongLong(header[state.index]), *array = array_of(header);
+  int well = run->indices && run->held && index && !PyList_Append(run->indices, index);
+  if (well && array && !PyList_Append(run->held, index)) {
+    Py_IncRef(state.none);
+    PyList_SetItem((PyObject *)first[state.arrays], header[state.index], state.none);
+    header[state.deleted] = 1;
+  }
+  Py_DecRef(index);
+}
+
+// What `handles.collect` does: forgets the objects that C has destroyed since the last call. Returns whether no exception is set.
+static int collect(void) {
+  word *header = (word *)__atomic_exchange_n(state.list, 0, __ATOMIC_ACQ_REL);
+  struct run run = {0};
+  while (header && !PyErr_Occurred()) {
+    word *next = (word *)*header;
+    drop(header, &run, state.over);
+    header = next;
+  }
+  tell(&run, state.over);
+  return !PyErr_Occurred();
 }
 
 // The arrays that the executable takes; NULL if one is deleted.
-static PyObject *gathered(const struct launch *launch, const word *arguments) {
+static PyObject *gathered(const struct launch *launch, word *const *arguments) {
   PyObject *arrays = PyList_New(launch->count);
   for (int64_t i = 0; arrays && i < launch->count; i++) {
-    PyObject *array = launch->zero;
-    if (launch->order[i] >= 0) {
-      PyObject *handle = PyLong_FromUnsignedLongLong(arguments[launch->order[i]]);
-      array = handle ? PyDict_GetItemWithError(state.arrays, handle) : NULL;
-      Py_DecRef(handle);
-    }
+    PyObject *array = launch->order[i] < 0 ? launch->zero : array_of(arguments[launch->order[i]]);
     if (!array) {
-      PyErr_Clear();
       Py_DecRef(arrays);
       return NULL;
     }
@@ -113,59 +121,61 @@ static PyObject *gathered(const struct launch *launch, const word *arguments) {
   return arrays;
 }
 
-// Marks donated arguments as deleted, and lists them. Returns 0, with nothing marked, if one is given twice, or might be somebody else's too.
-static int consume(const struct launch *launch, const word *arguments, PyObject *consumed) {
-  if (!launch->donations) return 1;
-  if (PyDict_Size(state.references) || PyDict_Size(state.shared)) return 0;
+// Marks donated arguments as deleted. Returns 0, with nothing marked, if one is given twice, or might be somebody else's too.
+static int mark(const struct launch *launch, word *const *arguments) {
+  if (launch->donations && (PyDict_Size(state.references) || PyDict_Size(state.shared))) return 0;
   for (int64_t i = 0; i < launch->donations; i++) {
-    word *header = (word *)arguments[launch->donated[i]];
-    PyObject *handle = header[state.deleted] ? NULL : PyLong_FromUnsignedLongLong((word)header);
-    if (!handle || PyList_Append(consumed, handle)) {
-      PyErr_Clear();
-      Py_DecRef(handle);
-      while (i--) ((word *)arguments[launch->donated[i]])[state.deleted] = 0;
+    word *deleted = arguments[launch->donated[i]] + state.deleted;
+    if (*deleted) {
+      while (i--) arguments[launch->donated[i]][state.deleted] = 0;
       return 0;
     }
-    header[state.deleted] = 1;
-    Py_DecRef(handle);
+    *deleted = 1;
   }
   return 1;
 }
 
-// Whether the memory has room; if not, a Python exception is set.
-static int fits(const struct launch *launch) {
-  PyObject *done = PyObject_CallFunctionObjArgs(launch->check, NULL);
-  Py_DecRef(done);
-  return done != NULL;
+// Frees the donated arguments.
+static void consume(const struct launch *launch, word *const *arguments) {
+  struct run run = {0};
+  for (int64_t i = 0; i < launch->donations && !PyErr_Occurred(); i++) drop(arguments[launch->donated[i]], &run, state.gone);
+  tell(&run, state.gone);
 }
 
-// The handles of the results, in a list; NULL with a Python exception.
-static PyObject *launched(const struct launch *launch, PyObject *arrays, PyObject *consumed) {
+// Whether the memory has room; if not, an exception is set.
+static int fits(const struct launch *launch) {
+  Py_DecRef(PyObject_CallFunctionObjArgs(launch->check, NULL));
+  return !PyErr_Occurred();
+}
+
+// The results, in a list; NULL with an exception.
+static PyObject *launched(const struct launch *launch, PyObject *arrays) {
   PyObject *running = PyObject_CallFunctionObjArgs(launch->execute, arrays, NULL);
   PyObject *results = running ? PyObject_CallMethodObjArgs(running, state.consume, launch->handlers, NULL) : NULL;
-  PyObject *handles = results ? PyObject_CallFunctionObjArgs(launch->given, results, consumed, NULL) : NULL;
   Py_DecRef(running);
-  Py_DecRef(results);
-  return handles;
+  return results;
 }
 
-// Writes them where C wants them; there is no error.
-static word *give(PyObject *handles, const word *args) {
-  word *results = ((word **)args[7])[0], *events = (word *)args[8];
-  for (ptrdiff_t i = 0, count = PyList_Size(handles); i < count; i++) results[i] = PyLong_AsUnsignedLongLong(PyList_GetItem(handles, i));
+// Makes buffers of the results, and writes their handles where C wants them, and an event. Returns 0 with an exception.
+static int give(const struct launch *launch, PyObject *results, const word *args) {
+  PyObject *handle = PyObject_CallFunctionObjArgs(launch->given, results, NULL);
+  if (!handle) return 0;
+  word *header = (word *)PyLong_AsUnsignedLongLong(handle), **handles = ((word ***)args[7])[0], *events = (word *)args[8];
+  for (ptrdiff_t i = 0, count = PyList_Size(results); i < count; i++) handles[i] = header + i * state.words;
   if (events) events[0] = state.ready;
-  return NULL;
+  Py_DecRef(handle);
+  return 1;
 }
 
-// The handle of the PJRT_Error of the Python exception that is set.
-static word *failure(const struct launch *launch, PyObject *consumed) {
+// The handle of the PJRT_Error of the exception that is set.
+static word *failure(const struct launch *launch) {
   PyObject *handle = NULL;
   while (!handle) {  // Ctrl-C may interrupt this, too
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     PyErr_NormalizeException(&type, &error, &trace);
     if (trace) PyException_SetTraceback(error, trace);
-    handle = PyObject_CallFunctionObjArgs(launch->failed, error, consumed, NULL);
+    handle = PyObject_CallFunctionObjArgs(launch->failed, error, NULL);
     Py_DecRef(type);
     Py_DecRef(error);
     Py_DecRef(trace);
@@ -190,22 +200,21 @@ word *execute(word *args) {
   int keeps = ((word *)args[3])[8] != 0;  // arguments whose donation is declined
   if (!launch || keeps) return state.in_python(args);
   int gil = PyGILState_Ensure();
-  const word *arguments = ((word **)args[4])[0];
-  PyObject *consumed = PyList_New(0), *arrays = NULL, *handles = NULL;
+  word *const *arguments = ((word **const *)args[4])[0];
+  PyObject *arrays = NULL, *results = NULL;
   word *error = NULL;
-  int known = consumed && !closing();
+  int known = !closing();
   if (known && !(collect() && fits(launch))) {
-    error = failure(launch, consumed);
-  } else if (known && (arrays = gathered(launch, arguments)) && consume(launch, arguments, consumed)) {
-    handles = launched(launch, arrays, consumed);
-    error = handles ? give(handles, args) : failure(launch, consumed);
-  } else {
-    known = 0;
-    PyErr_Clear();
+    error = failure(launch);
+  } else if (known && (known = (arrays = gathered(launch, arguments)) && mark(launch, arguments))) {
+    results = launched(launch, arrays);
+    if (!results) error = failure(launch);
+    consume(launch, arguments);
+    if (!error && (PyErr_Occurred() || !give(launch, results, args))) error = failure(launch);
   }
-  Py_DecRef(handles);
+  PyErr_Clear();
+  Py_DecRef(results);
   Py_DecRef(arrays);
-  Py_DecRef(consumed);
   PyGILState_Release(gil);
   return known ? error : state.in_python(args);
 }

@@ -27,7 +27,7 @@ from tpuflow.errors import ConfigError
 from tpuflow.pjrt.buffer import DELETED, EXTERNAL_REFERENCES, SHARED_BY
 from tpuflow.pjrt.cells import Numbers
 from tpuflow.pjrt.fields import READY
-from tpuflow.pjrt.handles import ARRAYS, NATIVE, OBJECTS
+from tpuflow.pjrt.handles import ARRAYS, INDEX, NATIVE, OBJECT, WORDS
 from tpuflow.pjrt.shutdown import SHUTDOWN
 from tpuflow.pjrt.table import TABLES
 
@@ -43,8 +43,10 @@ COMPILE_SECONDS = 60.0
 _log = logging.getLogger("tpuflow.pjrt")
 
 
-NAMES = {"begun": "begun", "consume": "consume_with_handlers", "destroyed": "destroyed"}
+NAMES = {"begun": "begun", "consume": "consume_with_handlers", "gone": "deleted", "over": "destroyed"}
 """The attributes and methods that it reads and calls."""
+WORDS_READ = {"launch": LAUNCH, "deleted": DELETED, "index": INDEX, "object": OBJECT, "arrays": ARRAYS, "words": WORDS}
+"""The words of headers that it reads, and how many there are."""
 
 
 class State(ctypes.Structure):
@@ -53,9 +55,8 @@ class State(ctypes.Structure):
     _fields_ = (
         ("in_python", ctypes.c_void_p),
         ("list", ctypes.c_void_p),
-        *((name, ctypes.py_object) for name in ("objects", "arrays", "references", "shared", "shutdown", *NAMES)),
-        ("launch", ctypes.c_int64),
-        ("deleted", ctypes.c_int64),
+        *((name, ctypes.py_object) for name in ("references", "shared", "shutdown", "none", *NAMES)),
+        *((name, ctypes.c_int64) for name in WORDS_READ),
         ("ready", ctypes.c_uint64),
     )
 
@@ -64,8 +65,7 @@ class Launch(ctypes.Structure):
     """`struct launch` of shim.c.
 
     execute, handlers: as `tpuflow.jaxprs.plugins.Launcher` has them. zero: the array that every launch takes first. check(): raises if the
-    memory has no room. given(results, consumed): the handles of the results' buffers; failed(error, consumed): that of a `PJRT_Error`;
-    both delete the consumed buffers.
+    memory has no room. given(results): the first handle of the results' buffers. failed(error): that of a `PJRT_Error`.
     """
 
     _fields_ = (
@@ -91,9 +91,9 @@ class Shim:
             raise OSError("there is no list of what C destroyed: the host does not let a process make code")
         self.library = ctypes.CDLL(os.fspath(compiled()))
         self.state = State.in_dll(self.library, "state")
-        tables = {"objects": OBJECTS, "arrays": ARRAYS, "references": EXTERNAL_REFERENCES, "shared": SHARED_BY, "shutdown": SHUTDOWN}
-        numbers = {"in_python": in_python, "list": NATIVE.head, "launch": LAUNCH, "deleted": DELETED, "ready": READY}
-        for name, value in (tables | NAMES | numbers).items():
+        objects = {"references": EXTERNAL_REFERENCES, "shared": SHARED_BY, "shutdown": SHUTDOWN, "none": None}
+        addresses = {"in_python": in_python, "list": NATIVE.head, "ready": READY}
+        for name, value in (objects | NAMES | WORDS_READ | addresses).items():
             setattr(self.state, name, value)
         self.execute = ctypes.cast(self.library.execute, ctypes.c_void_p).value or 0
 
