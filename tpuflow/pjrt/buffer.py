@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 from tpuflow.errors import LaunchError
 from tpuflow.pjrt.cells import dimensions
 from tpuflow.pjrt.device import Memory, Usage
-from tpuflow.pjrt.handles import ARRAYS, HEADER_BYTES, INDEX, OBJECT, OBJECTS, WORDS, place, places
+from tpuflow.pjrt.handles import ARRAYS, HEADER_BYTES, INDEX, OBJECT, OBJECTS, WORDS
 from tpuflow.pjrt.types import CODES, PACKED
 
 DEVICE, MEMORY, CODE, DELETED, DIMENSIONS, RANK, BYTES, ZERO = range(1, 9)
@@ -80,24 +81,26 @@ class BufferGroup:
     stands for the array of a buffer that is deleted, donated or destroyed. A complex array is two planes, f32[2, *shape], as Programs take
     and return them (`ComplexType.port`). first: the handle of the first buffer."""
 
-    __slots__ = ("_headers", "_kinds", "_left", "arrays", "first")
+    __slots__ = ("_headers", "_kinds", "arrays", "first", "handles")
 
     def __init__(self, kinds: BufferTypes, headers: Any, arrays: list[Any]):
-        self._kinds, self._headers, self._left, self.arrays, self.first = kinds, headers, len(arrays), arrays, ctypes.addressof(headers)
+        self._kinds, self._headers, self.arrays, self.first = kinds, headers, arrays, ctypes.addressof(headers)
         if arrays:
             headers[OBJECT], headers[ARRAYS] = id(self), id(arrays)
-            OBJECTS[self.first] = self
+        self.handles = list(range(self.first, self.first + HEADER_BYTES * len(arrays), HEADER_BYTES))
+        for handle in self.handles:
+            OBJECTS[handle] = self
 
-    @property
-    def handles(self) -> Sequence[int]:
-        """One for each buffer."""
-        return range(self.first, self.first + HEADER_BYTES * len(self.arrays), HEADER_BYTES)
+    def indices(self, handles: Iterable[int]) -> list[int]:
+        """The numbers of buffers."""
+        first = self.first
+        return [(handle - first) // HEADER_BYTES for handle in handles]
 
     def kind(self, index: int) -> BufferType:
         """The type of one of them."""
         return self._kinds.rows[index]
 
-    def drop(self, indices: Sequence[int]) -> Sequence[int]:
+    def drop(self, indices: Sequence[int]) -> list[int]:
         """Drop the arrays of some of them; returns those that had one."""
         arrays, held = self.arrays, []
         for i in indices:
@@ -125,20 +128,18 @@ class BufferGroup:
         if EXTERNAL_REFERENCES:
             for i in indices:
                 EXTERNAL_REFERENCES.pop(self.handles[i], None)
-        self._left -= len(indices)
-        if not self._left:
-            OBJECTS.pop(self.first, None)
 
 
 def type_of(handle: int) -> BufferType:
     """The type of a buffer."""
-    group, index = place(handle)
-    return group.kind(index)
+    group = OBJECTS[handle]
+    return group.kind(*group.indices((handle,)))
 
 
 def delete(handles: Iterable[int]) -> None:
     """Free the memory of buffers. Deleting a buffer again does nothing."""
-    for group, indices in places(handles):
+    for group, own in itertools.groupby(handles, OBJECTS.__getitem__):
+        indices = group.indices(own)
         group.deleted(indices, group.drop(indices))
 
 
@@ -161,11 +162,24 @@ def array_of(handle: int) -> Any:
     Raises:
       LaunchError: the buffer was deleted or donated.
     """
-    group, index = place(handle)
-    array = group.arrays[index]
-    if array is None:
-        raise LaunchError("the array was deleted, or donated to a call that has overwritten it; it cannot be read any more.")
+    (array,) = arrays_of((handle,))
     return array
+
+
+def arrays_of(handles: Iterable[int]) -> list[Any]:
+    """The arrays of buffers.
+
+    Raises:
+      LaunchError: one was deleted or donated.
+    """
+    arrays = []
+    for handle in handles:
+        group = OBJECTS[handle]
+        array = group.arrays[(handle - group.first) // HEADER_BYTES]
+        if array is None:
+            raise LaunchError("the array was deleted, or donated to a call that has overwritten it; it cannot be read any more.")
+        arrays.append(array)
+    return arrays
 
 
 def new_buffer(array: Any, memory: Memory, code: int, shape: tuple[int, ...], size: int) -> int:

@@ -120,7 +120,7 @@ class Client(ApiObject):
 
     def destroyed(self, indices: Sequence[int], held: Sequence[int]) -> None:
         """Its devices and memories go with it."""
-        for thing in (self, *self.devices, *(memory for device in self.devices for memory in device.memories)):
+        for thing in (*self.devices, *(memory for device in self.devices for memory in device.memories)):
             OBJECTS.pop(thing.handle, None)
 
     @functools.cached_property

@@ -9,7 +9,7 @@ from typing import Any
 
 from tpuflow.errors import HostMemoryError
 from tpuflow.jaxprs.plugins import assigned
-from tpuflow.pjrt.buffer import COMPLEX, EXTERNAL_REFERENCES, SHARED_BY, BufferType, BufferTypes, array_of, delete
+from tpuflow.pjrt.buffer import COMPLEX, EXTERNAL_REFERENCES, SHARED_BY, BufferType, BufferTypes, array_of, arrays_of, delete
 from tpuflow.pjrt.cells import NamedValues, Numbers, Text
 from tpuflow.pjrt.device import Device
 from tpuflow.pjrt.envelope import ProgramMetadata, pack
@@ -105,7 +105,7 @@ class Loaded(ApiObject):
     def _joined(self, arguments: Sequence[Sequence[int]]) -> list[Any]:
         """The whole arrays that the Program takes, from the devices' argument buffers."""
         (only,) = arguments
-        return [array_of(handle) for handle in only]
+        return arrays_of(only)
 
     def _spread(self, results: list[Any]) -> Sequence[Sequence[int]]:
         """For each device the result buffers, from the whole arrays that the Program returns."""

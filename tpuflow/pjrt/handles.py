@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tpuflow.pjrt.native import Native
@@ -20,10 +20,9 @@ arrays; and the number of words of a header."""
 HEADER_BYTES = 8 * WORDS
 
 OBJECTS: dict[int, Any] = {}
-"""First handle -> object, until C has destroyed all of it. Reading and writing a dict are atomic, so threads need no lock."""
+"""Handle -> object, until C destroys it. Reading and writing a dict are atomic, so threads need no lock."""
 
 Header: Any = ctypes.c_uint64 * WORDS
-_Word = ctypes.c_uint64
 
 
 class ApiObject:
@@ -35,13 +34,16 @@ class ApiObject:
         self.handle = ctypes.addressof(self.header)
         OBJECTS[self.handle] = self
 
-    def drop(self, indices: Sequence[int]) -> Sequence[int]:
+    def indices(self, handles: Iterable[int]) -> list[int]:
+        """The numbers of headers."""
+        return [0 for _ in handles]
+
+    def drop(self, indices: Sequence[int]) -> list[int]:
         """Drop the arrays of some of its headers; returns those that had one."""
-        return ()
+        return []
 
     def destroyed(self, indices: Sequence[int], held: Sequence[int]) -> None:
         """Called when C has destroyed some of its headers, after `drop`, which returned `held`; frees what else they hold."""
-        OBJECTS.pop(self.handle, None)
 
 
 def _native() -> Native | None:
@@ -56,23 +58,15 @@ NATIVE = _native()
 exception propagates loses the exception."""
 
 
-def place(handle: int) -> tuple[Any, int]:
-    """The object of a handle, and the number of the header among the object's."""
-    index = _Word.from_address(handle + 8 * INDEX).value
-    return OBJECTS[handle - HEADER_BYTES * index], index
-
-
-def places(handles: Iterable[int]) -> Iterator[tuple[Any, list[int]]]:
-    """The objects of handles, each with the numbers of its headers: what follows one another and is of one object, such as the results of a
-    call, together."""
-    for found, own in itertools.groupby(map(place, handles), lambda at: at[0]):
-        yield found, [index for _, index in own]
-
-
 def destroy(handles: Iterable[int]) -> None:
-    """Forget objects, and free what they hold."""
-    for found, indices in places(handles):
-        found.destroyed(indices, found.drop(indices))
+    """Forget objects, and free what they hold; what follows one another and is of one object, such as a call's results, together."""
+    for found, own in itertools.groupby(handles, OBJECTS.get):
+        if found is not None:
+            gone = list(own)
+            for handle in gone:
+                OBJECTS.pop(handle, None)
+            indices = found.indices(gone)
+            found.destroyed(indices, found.drop(indices))
 
 
 def collect() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from tpuflow.isa.collectives import MeshAxis, whole_shape
 from tpuflow.isa.meshes import places
 from tpuflow.jaxprs.modules import without_last
-from tpuflow.pjrt.buffer import SHARED_BY, array_of
+from tpuflow.pjrt.buffer import SHARED_BY, arrays_of
 from tpuflow.pjrt.cells import Text
 from tpuflow.pjrt.device import Device
 from tpuflow.pjrt.envelope import ProgramMetadata
@@ -33,7 +33,7 @@ class LoadedOnMesh(Loaded):
         self._inputs, self._results = ([_owners(p, program.mesh) for p in ports] for ports in (program.inputs, program.outputs))
 
     def _joined(self, arguments: Sequence[Sequence[int]]) -> list[Any]:
-        return [self._join(i, [array_of(own[i]) for own in arguments]) for i in range(len(self._inputs))]
+        return [self._join(i, arrays_of(own[i] for own in arguments)) for i in range(len(self._inputs))]
 
     def _join(self, i: int, pieces: Sequence[Any]) -> Any:
         """The whole array of argument i, from the devices' pieces; if it is replicated, the first device's array."""

@@ -21,7 +21,9 @@ extern int PyList_SetItem(PyObject *, ptrdiff_t, PyObject *);
 extern PyObject *PyList_GetItem(PyObject *, ptrdiff_t);
 extern ptrdiff_t PyList_Size(PyObject *);
 extern ptrdiff_t PyDict_Size(PyObject *);
+extern int PyDict_DelItem(PyObject *, PyObject *);
 extern PyObject *PyLong_FromLongLong(long long);
+extern PyObject *PyLong_FromUnsignedLongLong(unsigned long long);
 extern unsigned long long PyLong_AsUnsignedLongLong(PyObject *);
 extern PyObject *PyErr_Occurred(void);
 extern void PyErr_Clear(void);
@@ -34,7 +36,8 @@ typedef uint64_t word;
 struct state {  // shim.State
   word *(*in_python)(word *);
   word *list;  // the head of the list of what C has destroyed
-  PyObject *references, *shared, *shutdown, *none;
+  PyObject *objects, *references, *shared;  // tables
+  PyObject *shutdown, *none;
   PyObject *begun, *consume, *gone, *over;                // names
   int64_t launch, deleted, index, object, arrays, words;  // of a header (handles.py)
   word ready;                                             // the handle of every event
@@ -60,17 +63,13 @@ static PyObject *array_of(word *header) {
 // Headers of one object, whose arrays have been dropped, by their numbers; `held` are those that had one.
 struct run {
   word *first;
-  PyObject *indices, *held;
+  PyObject *object, *indices, *held;
 };
 
 // Tells the object by its method of this name, unless an exception is set, and ends the run.
 static void tell(struct run *run, PyObject *method) {
-  if (run->first && !PyErr_Occurred()) {
-    PyObject *object = (PyObject *)run->first[state.object];
-    Py_IncRef(object);
-    Py_DecRef(PyObject_CallMethodObjArgs(object, method, run->indices, run->held, NULL));
-    Py_DecRef(object);
-  }
+  if (run->first && !PyErr_Occurred()) Py_DecRef(PyObject_CallMethodObjArgs(run->object, method, run->indices, run->held, NULL));
+  Py_DecRef(run->object);
   Py_DecRef(run->indices);
   Py_DecRef(run->held);
   *run = (struct run){0};
@@ -81,7 +80,8 @@ static void drop(word *header, struct run *run, PyObject *method) {
   word *first = first_of(header);
   if (first != run->first) {
     tell(run, method);
-    *run = (struct run){first, PyList_New(0), PyList_New(0)};
+    *run = (struct run){first, (PyObject *)first[state.object], PyList_New(0), PyList_New(0)};
+    Py_IncRef(run->object);
   }
   PyObject *index = PyLong_FromLongLong(header[state.index]), *array = array_of(header);
   int well = run->indices && run->held && index && !PyList_Append(run->indices, index);
@@ -93,6 +93,13 @@ static void drop(word *header, struct run *run, PyObject *method) {
   Py_DecRef(index);
 }
 
+// Forgets the object of a handle.
+static void forget(word *header) {
+  PyObject *handle = PyLong_FromUnsignedLongLong((word)header);
+  if (handle) PyDict_DelItem(state.objects, handle);
+  Py_DecRef(handle);
+}
+
 // What `handles.collect` does: forgets the objects that C has destroyed since the last call. Returns whether no exception is set.
 static int collect(void) {
   word *header = (word *)__atomic_exchange_n(state.list, 0, __ATOMIC_ACQ_REL);
@@ -100,6 +107,7 @@ static int collect(void) {
   while (header && !PyErr_Occurred()) {
     word *next = (word *)*header;
     drop(header, &run, state.over);
+    forget(header);
     header = next;
   }
   tell(&run, state.over);

@@ -27,7 +27,7 @@ from tpuflow.errors import ConfigError
 from tpuflow.pjrt.buffer import DELETED, EXTERNAL_REFERENCES, SHARED_BY
 from tpuflow.pjrt.cells import Numbers
 from tpuflow.pjrt.fields import READY
-from tpuflow.pjrt.handles import ARRAYS, INDEX, NATIVE, OBJECT, WORDS
+from tpuflow.pjrt.handles import ARRAYS, INDEX, NATIVE, OBJECT, OBJECTS, WORDS
 from tpuflow.pjrt.shutdown import SHUTDOWN
 from tpuflow.pjrt.table import TABLES
 
@@ -55,7 +55,7 @@ class State(ctypes.Structure):
     _fields_ = (
         ("in_python", ctypes.c_void_p),
         ("list", ctypes.c_void_p),
-        *((name, ctypes.py_object) for name in ("references", "shared", "shutdown", "none", *NAMES)),
+        *((name, ctypes.py_object) for name in ("objects", "references", "shared", "shutdown", "none", *NAMES)),
         *((name, ctypes.c_int64) for name in WORDS_READ),
         ("ready", ctypes.c_uint64),
     )
@@ -91,9 +91,9 @@ class Shim:
             raise OSError("there is no list of what C destroyed: the host does not let a process make code")
         self.library = ctypes.CDLL(os.fspath(compiled()))
         self.state = State.in_dll(self.library, "state")
-        objects = {"references": EXTERNAL_REFERENCES, "shared": SHARED_BY, "shutdown": SHUTDOWN, "none": None}
-        addresses = {"in_python": in_python, "list": NATIVE.head, "ready": READY}
-        for name, value in (objects | NAMES | WORDS_READ | addresses).items():
+        tables = {"objects": OBJECTS, "references": EXTERNAL_REFERENCES, "shared": SHARED_BY}
+        others = {"shutdown": SHUTDOWN, "none": None, "in_python": in_python, "list": NATIVE.head, "ready": READY}
+        for name, value in (tables | others | NAMES | WORDS_READ).items():
             setattr(self.state, name, value)
         self.execute = ctypes.cast(self.library.execute, ctypes.c_void_p).value or 0
 
