@@ -21,13 +21,13 @@ import optax
 import tpuflow
 import tpuflow.pjrt
 from bench.timing import interleaved, medians, publish
-from tpuflow.pjrt.shim import OFF, SETTING
+from tpuflow.pjrt.settings import OFF, ON, SHIM
 
 LEAVES = (1, 4, 16, 64, 256)
 CALLS, ROUNDS = 200, 9
 STEP_CALLS, COMPILE_ROUNDS = 10, 2
 IMAGES = (2, 96, 96, 3)
-LAUNCHERS = {"C": "", "Python": OFF}
+LAUNCHERS = {"C": ON, "Python": OFF}
 """Who launches, and the setting of the shim for that."""
 CALL_US, LEAF_US = {"C": 15.0, "Python": 60.0}, {"C": 4.0, "Python": 8.0}
 STEP_MS, COMPILE_RATIO = 4.0, 2.0
@@ -156,7 +156,7 @@ def _in_process(*arguments: str, **settings: str) -> dict[str, Any]:
 def run() -> tuple[str, Mapping[str, Any]]:
     """Calls by who launches, compilations, and what holds."""
     began = time.perf_counter()
-    called = {who: _in_process("--calls", **{SETTING: setting}) for who, setting in LAUNCHERS.items()}
+    called = {who: _in_process("--calls", **{SHIM: setting}) for who, setting in LAUNCHERS.items()}
     compiled = _compilations()
     ratios = {way: compiled[way]["seconds"] / compiled["jax.jit"]["seconds"] for way in ("stablehlo", "jaxpr")}
     holds = {}

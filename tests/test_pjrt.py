@@ -263,6 +263,7 @@ print(device.platform, device.device_kind, *(a.device.platform for a in (x, x + 
     [
         ("TPUFLOW_CHIP", "tpu-v44", "Did you mean"),
         ("TPUFLOW_FIDELITY", "exact", "bitexact"),
+        ("TPUFLOW_SHIM", "0", "on, off"),
         ("TPUFLOW_DEVICES", "0", "from 1 to"),
         ("TPUFLOW_POLICY", "mixd", "Did you mean 'mixed'"),
         ("TPUFLOW_POLICY", "bf16", "expected fp32, mixed, mixed_bf16"),

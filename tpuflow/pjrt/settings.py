@@ -11,6 +11,8 @@ from tpuflow.dtypes import DType, from_numpy
 from tpuflow.errors import ConfigError, TpuflowError, unknown
 
 CHIP, FIDELITY, DEVICES, REPORT, POLICY = "TPUFLOW_CHIP", "TPUFLOW_FIDELITY", "TPUFLOW_DEVICES", "TPUFLOW_REPORT", "TPUFLOW_POLICY"
+SHIM, ON, OFF = "TPUFLOW_SHIM", "on", "off"
+"""Whether launches may be C's (`shim.py`)."""
 FIDELITIES = ("native", "bitexact")
 AS_WRITTEN = "fp32"
 """The policy that changes no type."""
@@ -46,8 +48,10 @@ class Settings:
     @classmethod
     def from_environment(cls) -> Settings:
         """`TPUFLOW_CHIP` (generic), `TPUFLOW_FIDELITY` (native), `TPUFLOW_DEVICES` (1), `TPUFLOW_REPORT` (none), `TPUFLOW_POLICY` (fp32);
-        the defaults if one of them is wrong."""
+        the defaults if one of them, or `TPUFLOW_SHIM`, is wrong."""
         try:
+            if (shim := os.environ.get(SHIM) or ON) not in (ON, OFF):
+                raise unknown(f"value of {SHIM},", shim, (ON, OFF))
             return cls(_chip(), _fidelity(), _devices(), _report(), *_policy())
         except TpuflowError as fault:
             return cls(get_chip("generic"), FIDELITIES[0], 1, fault=fault)

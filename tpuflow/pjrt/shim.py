@@ -28,11 +28,11 @@ from tpuflow.pjrt.buffer import DELETED, EXTERNAL_REFERENCES, SHARED_BY
 from tpuflow.pjrt.cells import Numbers
 from tpuflow.pjrt.fields import READY
 from tpuflow.pjrt.handles import ARRAYS, INDEX, NATIVE, OBJECT, OBJECTS, WORDS
+from tpuflow.pjrt.settings import OFF, SHIM
 from tpuflow.pjrt.shutdown import SHUTDOWN
 from tpuflow.pjrt.table import TABLES
 
 ENTRY = "LoadedExecutable_Execute"
-SETTING, OFF = "TPUFLOW_SHIM", "off"
 FLAGS = ("-bundle", "-undefined", "dynamic_lookup") if sys.platform == "darwin" else ("-shared", "-fPIC")
 LAUNCH = 7
 """The word of an executable's header that holds the address of its `Launch`; 0 if Python launches it."""
@@ -41,7 +41,6 @@ COMPILERS = ("cc", "gcc", "clang")
 COMPILE_SECONDS = 60.0
 
 _log = logging.getLogger("tpuflow.pjrt")
-
 
 NAMES = {"begun": "begun", "consume": "consume_with_handlers", "gone": "deleted", "over": "destroyed"}
 """The attributes and methods that it reads and calls."""
@@ -117,8 +116,8 @@ def compiled() -> Path:
     Raises:
       OSError: the environment forbids it; there is no compiler, or it fails; the cache cannot be written, or is not this user's alone.
     """
-    if os.environ.get(SETTING) == OFF:
-        raise OSError(f"{SETTING}={OFF}")
+    if os.environ.get(SHIM) == OFF:
+        raise OSError(f"{SHIM}={OFF}")
     source = resources.files("tpuflow.pjrt").joinpath("shim.c").read_bytes()
     key = hashlib.sha256(b"\n".join([source, platform.machine().encode(), *map(str.encode, FLAGS)])).hexdigest()[:16]
     try:
