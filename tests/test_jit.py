@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +138,37 @@ def test_a_call_that_fits_exactly_is_still_part_of_what_is_around_it():
         before = len(seen)
         f(x)
         assert len(seen) == before + 1 and not is_alone()
+
+
+def test_calls_that_fit_exactly_heed_what_jax_heeds_in_a_call():
+    """They are launched without JAX's dispatch, which says what was deleted, and where a value is not a number."""
+    f, x, y = tpuflow.jit(lambda x, y: x / y), jnp.ones(3), jnp.ones(3)
+    for _ in range(3):
+        f(x, y)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        f(0 * x, 0 * y)
+    x.delete()
+    with pytest.raises(RuntimeError, match=r"Array has been deleted with shape=float32\[3\]"):
+        f(x, y)
+    np.testing.assert_array_equal(f(y, y), np.ones(3))
+
+
+def test_calls_that_fit_exactly_run_where_their_arrays_are():
+    code = """
+import jax, jax.numpy as jnp, numpy as np, tpuflow
+first, second = jax.devices()
+f, g, x = tpuflow.jit(lambda x, n: (x + n, x)), jax.jit(lambda x, n: (x + n, x)), np.ones(3, np.float32)
+for device in (first, second, None):
+    for _ in range(3):
+        given = jax.device_put((x, x), device)
+        for ours, theirs in zip(f(*given), g(*given)):
+            assert (ours.devices(), ours.committed) == (theirs.devices(), theirs.committed), device
+with jax.default_device(second):
+    assert f(jnp.asarray(x), jnp.asarray(x))[0].devices() == {second}
+    assert f(*given)[0].devices() == g(*given)[0].devices()
+"""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 def test_types_that_differ_in_weakness_alone_are_told_apart_by_calls_that_fit_exactly():

@@ -25,6 +25,7 @@ from tpuflow.garbage import undisturbed
 from tpuflow.isa import file
 from tpuflow.isa.calls import deliver
 from tpuflow.isa.program import Loop, Program
+from tpuflow.jaxprs.compat import computes_plainly
 
 ENGINES = ("fast", "reference")
 FIDELITIES = ("native", "bitexact")
@@ -172,10 +173,34 @@ class Executable:
         """
         return self._once(inputs) if self._allowed is self.limits else self.launch(inputs)[0]
 
-    def direct(self) -> Any:
-        """What `launch_fitting` launches, if that is a single executable (`fast.engine.Direct`) and a launch has shown that no later one
-        under the same limits has to be checked; else None."""
-        return self._engine.direct() if self._allowed is self.limits else None
+    def direct(self, inputs: Sequence[Any]) -> Any:
+        """What `launch_fitting` launches for such inputs, if that is a single executable (`fast.engine.Direct`) and a launch has shown that
+        no later one under the same limits has to be checked; else None."""
+        return self._engine.direct(inputs) if self._allowed is self.limits else None
+
+    def launcher(self, inputs: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
+        """`launch_fitting`, after a launch with these inputs, for others of their types on their device: without JAX's dispatch, where that
+        is possible."""
+        direct = None if any(p.donated for p in self.program.inputs) else self.direct(inputs)
+        if direct is None:
+            return self.launch_fitting
+        execute, handlers, zero = direct.execute, direct.handlers, direct.zero
+        order = None if [*direct.order] == [*range(len(inputs))] else direct.order
+
+        def launch(inputs: list[Any]) -> list[Any]:
+            if self._allowed is not self.limits or not computes_plainly():
+                return self.launch_fitting(inputs)
+            self.round_trips += 1
+            try:
+                taken = inputs if order is None else [inputs[i] if i >= 0 else zero for i in order]
+                return execute(taken).consume_with_handlers(handlers)
+            except (MemoryError, RuntimeError) as error:
+                refuse_memory(self.program, error)
+                if any(x.is_deleted() for x in inputs):
+                    return self.launch_fitting(inputs)  # JAX says which
+                raise
+
+        return launch
 
     def _once(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a short Program, possibly still being computed."""

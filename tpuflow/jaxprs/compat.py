@@ -295,11 +295,25 @@ def jits_nothing() -> bool:
 
 
 def avals_on_one_device(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The types of arrays that are on one device each, as part of a cache key; None if a leaf is anything else."""
+    """Of arrays that are all on one device, as part of a cache key: the device, whether one is committed to it, so that results are, and
+    their types; None if a leaf is anything else."""
+    device, committed, avals = None, False, []
     for leaf in leaves:
-        if type(leaf) is not ArrayImpl or type(leaf._sharding) is not SingleDeviceSharding:
+        if type(leaf) is not ArrayImpl or type(sharding := leaf._sharding) is not SingleDeviceSharding:
             return None
-    return tuple([leaf.aval for leaf in leaves])
+        if sharding._device is not device:
+            if device is not None:
+                return None
+            device = sharding._device
+        committed = committed or leaf._committed
+        avals.append(leaf.aval)
+    return device, committed, *avals
+
+
+def computes_plainly() -> bool:
+    """Whether JAX's settings ask nothing of an executable that is launched without its dispatch: to run on another device than where its
+    arguments are, or to look for NaN and infinities in its results."""
+    return config.default_device.value is None and not config.debug_nans.value and not config.debug_infs.value
 
 
 # --- where the user wrote it ------------------------------------------------------------------------------------------

@@ -170,11 +170,12 @@ class Launcher:
     `execute([leaves[i] for i in kept]).consume_with_handlers(handlers)` are the leaves of its results, if it `is_plain`: has no effects.
     """
 
-    __slots__ = ("_run", "_tree", "execute", "handlers", "is_plain", "kept")
+    __slots__ = ("_run", "_tree", "device", "execute", "handlers", "is_plain", "kept")
 
     def __init__(self, compiled: Any):
         run = compiled._executable.unsafe_call
         self._run, self._tree = run, compiled.out_tree
+        (self.device,) = run.xla_executable.local_devices()
         self.execute, self.handlers, self.kept = run.xla_executable.execute_sharded, run.out_handler.handlers, sorted(run.kept_var_idx)
         self.is_plain = not (run.has_unordered_effects or run.ordered_effects or run.has_host_callbacks or run.mut)
 

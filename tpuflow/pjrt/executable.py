@@ -74,12 +74,12 @@ class Loaded(ApiObject):
             delete(consumed)
         self.runs += 1
         if self.runs == 1:
-            self._hand_over()
+            self._hand_over(arrays)
         return self._spread(results)
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, arrays: Sequence[Any]) -> None:
         """Let C launch from now on, where it can: a launch has shown that none has to be checked."""
-        direct = self.executable.direct() if len(self.devices) == 1 else None
+        direct = self.executable.direct(arrays) if len(self.devices) == 1 else None
         if direct is None or shim() is None:
             return
         check = functools.partial(self.device.memory.usage.check, self._fresh_bytes, self._call)

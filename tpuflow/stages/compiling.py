@@ -134,7 +134,7 @@ class JitFunction:
         self._traced: dict[Any, _Traced] = {}
         self._compiled: dict[Any, tuple[DeviceFunction, Any]] = {}
         self._exact: dict[Any, tuple[Callable[[list[Any]], list[Any]], Any]] = {}
-        """What is compiled for arrays of exactly these types, each on one device, called alone: nothing is left to check or convert."""
+        """What is compiled for arrays of exactly these types, all on one device, called alone: nothing is left to check or convert."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function on the device."""
@@ -214,7 +214,7 @@ class JitFunction:
         function, out_tree = found
         outputs = function([as_array(leaf) for leaf in leaves])
         if exact is not None and exact[-1] is not None:
-            self._exact[exact] = (function.of_exact, out_tree)
+            self._exact[exact] = (function.of_exact(leaves), out_tree)
         return out_tree.unflatten(outputs)
 
     @undisturbed()

@@ -58,11 +58,10 @@ class DeviceFunction:
         self._planes = any(map(is_complex, (*jaxpr.in_avals, *jaxpr.out_avals)))
         self._host_inputs = tuple(i for i, a in enumerate(jaxpr.in_avals) if is_at_host(a))
 
-    @property
-    def of_exact(self) -> Callable[[list[Any]], list[Any]]:
-        """The function for JAX's arrays that are known to have the compiled shapes and types."""
+    def of_exact(self, arrays: list[Any]) -> Callable[[list[Any]], list[Any]]:
+        """The function for arrays of JAX's that have exactly the types of these, with which it has been called, and are on their device."""
         converts = self._to or self._from or self._finish or self._planes or self._host_inputs
-        return self if converts else self.executable.launch_fitting
+        return self if converts else self.executable.launcher(arrays)
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run on arrays of exactly the compiled shapes and types.

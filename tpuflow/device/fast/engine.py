@@ -15,7 +15,7 @@ import numpy as np
 from tpuflow.device.budget import Budget
 from tpuflow.device.fast.cuts import Cuts, HostLoop, Segment, Stage
 from tpuflow.device.fast.execution import Counting, Execution, Pace, open_outfeed
-from tpuflow.device.fast.host import DEFAULT, Host, Pinned, Sizes
+from tpuflow.device.fast.host import DEFAULT, Host, Sizes
 from tpuflow.device.fast.liveness import CALLED, WORK, Key
 from tpuflow.device.fast.rewriting import with_replacements
 from tpuflow.device.fast.stored_executables import CachedFunction
@@ -157,13 +157,17 @@ class FastEngine:
         donated = _distinct(self.host, [inputs[i] for i in self._donated]) if self._donated else []
         return self._only.outputs(donated, [inputs[i] for i in self._kept])
 
-    def direct(self) -> Direct | None:
-        """What `once` launches; None if that is more than one executable that takes the Program's inputs and gives its outputs."""
-        launcher = self._only.launcher() if self.short and not self.program.mesh else None
+    def direct(self, inputs: Sequence[Any]) -> Direct | None:
+        """What `once` launches, for inputs that it has been called with; None if that is more than one executable that takes the Program's
+        inputs and gives its outputs, or goes through more than JAX's dispatch."""
+        if not self.short or self.program.mesh or self._entries is not None:
+            return None
+        launcher = self._only.launcher([inputs[i] for i in self._donated], [inputs[i] for i in self._kept])
         if launcher is None or not launcher.is_plain or len(launcher.handlers) != len(self.program.outputs):
             return None
-        taken = [Direct.ZERO, *self._donated, *self._kept]
-        return Direct(launcher.execute, launcher.handlers, self._only.zero, [taken[i] for i in launcher.kept])
+        taken, zero = [Direct.ZERO, *self._donated, *self._kept], self._only.zero
+        zero = zero if isinstance(zero, jax.Array) else jax.device_put(zero, launcher.device)
+        return Direct(launcher.execute, launcher.handlers, zero, [taken[i] for i in launcher.kept])
 
     def start(
         self, inputs: Sequence[Any], infeeds: Sequence[Any], start: int, capacity: int, paces: dict[int, Pace], budget: Budget
@@ -257,9 +261,9 @@ class _Executable:
             wait_at_exit(x)
         return outputs, given
 
-    def launcher(self) -> Launcher | None:
-        """What launches a stage that is the whole Program, once it is compiled, on a host that does not go through JAX's dispatch."""
-        return self._run.launcher(self._sizes(self.zero, None, [], [], [], None)) if isinstance(self._run, Pinned) else None
+    def launcher(self, donated: list[Any], kept: list[Any]) -> Launcher | None:
+        """What launches a stage that is the whole Program for such arrays, without JAX's dispatch."""
+        return self._host.launcher(self._run, self._sizes, (self.zero, None, donated, kept, [], None))
 
     def translate(self, feeds: Sequence[Any], capacity: int) -> Any:
         """Translate for arguments of these shapes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -36,6 +36,10 @@ class Host(Protocol):
 
     def jit(self, function: Callable[..., Any], options: Mapping[str, str], sizes: Sizes) -> Callable[..., Any]:
         """The function as XLA runs it; its third argument is donated. `sizes` gives all that can differ in the arguments' shapes."""
+        ...
+
+    def launcher(self, function: Any, sizes: Sizes, arguments: Sequence[Any]) -> Launcher | None:
+        """What launches a function of `jit`, for arguments that it has been called with, without JAX's dispatch; None if nothing may."""
         ...
 
     def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], partition: PartitionSpec = ...) -> jax.ShapeDtypeStruct:
@@ -102,6 +106,11 @@ class DefaultHost(_OneDevice):
         """The function as XLA runs it; its third argument is donated. `sizes` gives all that can differ in the arguments' shapes."""
         return jax.jit(function, donate_argnums=(2,), compiler_options=dict(options))
 
+    def launcher(self, function: Any, sizes: Sizes, arguments: Sequence[Any]) -> Launcher | None:
+        """What launches the function's executable, where the arguments are on its device."""
+        found = Launcher(function.lower(*arguments).compile())
+        return found if all(x.devices() == {found.device} for x in jax.tree.leaves(arguments) if isinstance(x, jax.Array)) else None
+
     def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], partition: PartitionSpec = REPLICATED) -> jax.ShapeDtypeStruct:
         """An argument to translate for."""
         return jax.ShapeDtypeStruct(shape, dtype)
@@ -138,7 +147,11 @@ class PinnedHost(_OneDevice):
     def jit(self, function: Callable[..., Any], options: Mapping[str, str], sizes: Sizes) -> Callable[..., Any]:
         """The function, compiled once for each `sizes` of the arguments that it is called with or lowered for; its third argument is
         donated."""
-        return Pinned(self, function, options, sizes)
+        return _Pinned(self, function, options, sizes)
+
+    def launcher(self, function: Any, sizes: Sizes, arguments: Sequence[Any]) -> Launcher | None:
+        """What launches the function's executable, if it is compiled."""
+        return function.launcher(sizes(*arguments))
 
     def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], partition: PartitionSpec = REPLICATED) -> jax.ShapeDtypeStruct:
         """An argument to translate for."""
@@ -192,7 +205,7 @@ class PinnedHost(_OneDevice):
             yield
 
 
-class Pinned:
+class _Pinned:
     """A function on a pinned host."""
 
     def __init__(self, host: PinnedHost, function: Callable[..., Any], options: Mapping[str, str], sizes: Sizes):
@@ -225,7 +238,7 @@ class Pinned:
 class _Lowered:
     """A pinned function, lowered for arguments of given sizes (as `jax.stages.Lowered`)."""
 
-    def __init__(self, function: Pinned, sizes: Hashable, lowered: Any):
+    def __init__(self, function: _Pinned, sizes: Hashable, lowered: Any):
         self._function, self._sizes, self._lowered = function, sizes, lowered
 
     def as_text(self) -> str:
