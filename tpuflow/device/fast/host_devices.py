@@ -41,6 +41,9 @@ class SpreadHost:
         """The function as XLA runs it; its third argument is donated."""
         return jax.jit(function, donate_argnums=(2,), compiler_options=dict(options))
 
+    def launcher(self, function: Any, sizes: Sizes, arguments: Sequence[Any]) -> None:
+        """None: arguments that are divided over devices go through JAX's dispatch."""
+
     def spec(self, shape: tuple[int, ...], dtype: np.dtype[Any], partition: PartitionSpec = REPLICATED) -> jax.ShapeDtypeStruct:
         """An argument to translate for."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding(partition)) if shape else jax.ShapeDtypeStruct(shape, dtype)
