@@ -59,7 +59,8 @@ NATIVE_OPTIONS = {
 }
 """Further options of native executables. XLA:CPU's own loops sum rows in vectors, unless this pass first makes them reduce windows of 32
 and write the results: sums of rows of 512 then take 1.3 times as long. `lax_reduce` makes windows itself where they pay. None of
-YNNPACK's fusions has a maximum or minimum: reductions are those of integers there, elementwise ones are kept apart (`lax_elementwise`)."""
+YNNPACK's fusions has a maximum or minimum but those of softmaxes, whose NaN the sum shows (`softmaxes`): other reductions are those of
+integers, elementwise ones are kept apart (`lax_elementwise`)."""
 
 CACHED_ELEMS = 2**18
 """The elements of f32 of which half of a core's second-level cache is full."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from tpuflow.chips import CHIPS
@@ -19,6 +20,7 @@ from tpuflow.device.fast.lax_reduce import summed
 from tpuflow.device.fast.lax_rounding import materialized
 from tpuflow.device.fast.positions import CannotLift, Positions
 from tpuflow.device.fast.product_operands import product_operands
+from tpuflow.device.fast.softmaxes import Role
 from tpuflow.device.fast.virtual import Lifting, State, Virtual, leading_ones, same_view
 from tpuflow.dtypes import F32, DType
 from tpuflow.isa import dma, matrix, philox, vector
@@ -35,6 +37,8 @@ residual blocks become chains that every reader computes from the first block on
 transcendental function is `SPECIAL_WORK`. Measured on [3200, 256], read by two sums and a map: 24 multiplications and additions take 0.9 ms
 recomputed and 0.5 ms materialized, 8 of them the same either way; x * sigmoid(x) of [8, 160, 160, 32], fused into a transposition, takes 92
 ms instead of 5."""
+SOFTMAX_ELEMS = 2**14
+"""The least number of elements from which on a softmax is YNNPACK's, which takes no small ones: their maxima would be slow."""
 LONG_WORK = 64
 """The least elementwise work from which on a stored result is materialized however few elements it has, in either fidelity. Fused into a
 loop over random numbers, the 20 rounds of threefry that derive their key are a chain that LLVM's vectorizer never comes to the end
@@ -43,6 +47,9 @@ of: it asks of every operand of every operand whether it is the same for all ele
 
 def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
     """Elementwise instructions: their meaning applies to whole tensors as it stands."""
+    if t.softmaxes.get(id(i)) is Role.SAME:
+        state.tiles[i.dst] = t.read(_not_constant(t, i), state)
+        return
     values = [t.read(tile, state) for tile in i.reads()]
     first, *others = values
     if first.ones and all((x.shape, x.batch) == (first.shape, first.batch) for x in others):
@@ -53,6 +60,11 @@ def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
     made = id(i), SPECIAL_WORK if i.cost(GENERIC, lambda tile: (1,)).element_ops > 1 else 1
     work = frozenset({made}).union(*(value.work for value in values))
     state.tiles[dst] = Virtual(i.meaning(t.ar, trips.trip(dst), *operands), batch, work=work, front=front)
+
+
+def _not_constant(t: Lifting, i: vector.Binary) -> Tile:
+    """The operand that is computed, of two of which the other is a number."""
+    return i.b if all(isinstance(maker, vector.Constant) for maker in t.makers(i, i.a)) else i.a
 
 
 def _splat(t: Lifting, i: vector.Constant | matrix.MatmulZero, trips: Trips, state: State) -> None:
@@ -139,8 +151,11 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
     batch = tuple(sorted({*acc.batch, *a.batch}))
     taken = tuple(range(len(batch), len(batch) + len(steps)))  # steps that are taken at once: native only, where order is free
     axes = (*taken, *(len(batch) + len(steps) + x for x in i.axes))
-    source = t.expand(a, batch)
-    if is_sum and acc.zero:
+    source, role = t.expand(a, batch), t.softmaxes.get(id(i)) if a.array.size >= SOFTMAX_ELEMS else None
+    if role is Role.MAXIMUM:
+        found = lax.expand_dims(lax.reduce(source, np.float32(-np.inf), lax.max, axes), axes)
+    elif is_sum and acc.zero:
+        in_memory = in_memory or role is Role.SUM
         found = summed(source, axes, from_zero=True, in_memory=in_memory)
     else:
         start, block = lax.expand_dims(t.expand(acc, batch), taken), math.prod(source.shape[x] for x in axes) if steps else i.block

@@ -14,6 +14,7 @@ from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.boxes import Margins, Unpadded
 from tpuflow.device.fast.halos import Halos
 from tpuflow.device.fast.joined_stores import Piece, coalesced
+from tpuflow.device.fast.softmaxes import Role, softmaxes
 from tpuflow.isa import dma
 from tpuflow.isa.instruction import Instruction, Tile, Window
 from tpuflow.isa.program import Buffer, Kernel
@@ -143,6 +144,11 @@ class Lifting:
         """Tiles that only stores read."""
         stores = {i.window.tile for i in self.kernel.instructions if isinstance(i, dma.Store)}
         return frozenset(stores.difference(*(i.reads() for i in self.kernel.instructions if not isinstance(i, dma.Store))))
+
+    @functools.cached_property
+    def softmaxes(self) -> Mapping[int, Role]:
+        """What instructions do in softmaxes whose maxima may lose NaN, by `id`; of native kernels alone."""
+        return {} if self.ar.bitexact or self.folded else softmaxes(self.kernel.instructions, self.readers, self.makers)
 
     def readers(self, maker: Instruction) -> list[Instruction]:
         """The instructions that read what one with a single result writes; where that stays in its tile to the end of the section, all
