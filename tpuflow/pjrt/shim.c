@@ -1,10 +1,12 @@
-// PJRT_LoadedExecutable_Execute without the interpreter, for Programs that are one executable of the CPU client underneath (shim.py).
+// Two entries without the interpreter (shim.py): PJRT_LoadedExecutable_Execute, for Programs that are one executable of the CPU client
+// underneath, does what `Loaded.launch` does from the second launch on; and PJRT_Buffer_ToHostBuffer.
 //
-// It does what `Loaded.launch` does from the second launch on; what it does not know is left to the entry in Python. CPython's functions are
-// declared here as far as they are used, all of its stable ABI, so that no headers of it are needed: a compiler is enough.
+// What they do not know is left to the entries in Python. CPython's functions are declared here as far as they are used, all of its stable
+// ABI, so that no headers of it are needed: a compiler is enough.
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef struct _object PyObject;
 extern int PyGILState_Ensure(void);
@@ -34,13 +36,14 @@ extern int PyException_SetTraceback(PyObject *, PyObject *);
 typedef uint64_t word;
 
 struct state {  // shim.State
-  word *(*in_python)(word *);
+  word *(*execute)(word *), *(*to_host)(word *);  // the entries in Python
   word *list;  // the head of the list of what C has destroyed
   PyObject *objects, *references, *shared;  // tables
   PyObject *shutdown, *none;
-  PyObject *begun, *consume, *gone, *over;                // names
-  int64_t launch, deleted, index, object, arrays, words;  // of a header (handles.py)
-  word ready;                                             // the handle of every event
+  PyObject *begun, *consume, *gone, *over, *wait, *pointer;            // names
+  int64_t launch, code, deleted, bytes, index, object, arrays, words;  // of a header (handles.py)
+  word ready;                                                          // the handle of every event
+  word plain;                                                          // bits of the codes of types that lie as the host has them
 } state;
 
 struct launch {  // shim.Launch
@@ -206,7 +209,7 @@ static int closing(void) {
 word *execute(word *args) {
   const struct launch *launch = (const struct launch *)((word *)args[2])[state.launch];
   int keeps = ((word *)args[3])[8] != 0;  // arguments whose donation is declined
-  if (!launch || keeps) return state.in_python(args);
+  if (!launch || keeps) return state.execute(args);
   int gil = PyGILState_Ensure();
   word *const *arguments = ((word **const *)args[4])[0];
   PyObject *arrays = NULL, *results = NULL;
@@ -224,5 +227,42 @@ word *execute(word *args) {
   Py_DecRef(results);
   Py_DecRef(arrays);
   PyGILState_Release(gil);
-  return known ? error : state.in_python(args);
+  return known ? error : state.execute(args);
+}
+
+// Whether a layout's axes are in the order of C, or there is no layout: PJRT_Buffer_MemoryLayout, tiled.
+static int is_row_major(const word *layout) {
+  if (!layout) return 1;
+  const int64_t *order = (const int64_t *)layout[4];
+  int64_t rank = layout[5], tiled = (layout[9] & 0xFFFFFFFF) == 0;
+  for (int64_t i = 0; tiled && i < rank; i++) tiled = order[i] == rank - 1 - i;
+  return tiled;
+}
+
+// PJRT_Buffer_ToHostBuffer: words 2 to 6 are the buffer, a layout, where to, the room there and an event. Without a place to copy to, C asks
+// for the size.
+word *to_host(word *args) {
+  word *header = (word *)args[2], size = header[state.bytes];
+  if (!args[4]) {
+    args[5] = size;
+    args[6] = state.ready;
+    return NULL;
+  }
+  int plain = state.plain >> (header[state.code] & 63) & 1;
+  if (!plain || args[5] < size || !is_row_major((const word *)args[3])) return state.to_host(args);
+  int gil = PyGILState_Ensure();
+  PyObject *array = closing() ? NULL : array_of(header);
+  Py_IncRef(array);
+  PyObject *done = array ? PyObject_CallMethodObjArgs(array, state.wait, NULL) : NULL;
+  PyObject *pointer = done && size ? PyObject_CallMethodObjArgs(array, state.pointer, NULL) : NULL;
+  int copied = done && (pointer || !size);
+  if (pointer) memcpy((void *)args[4], (const void *)PyLong_AsUnsignedLongLong(pointer), size);
+  PyErr_Clear();
+  Py_DecRef(pointer);
+  Py_DecRef(done);
+  Py_DecRef(array);
+  PyGILState_Release(gil);
+  if (!copied) return state.to_host(args);
+  args[6] = state.ready;
+  return NULL;
 }

@@ -1,6 +1,7 @@
-"""The launch of Programs in C (`shim.c`), which is compiled when a Program is first launched again, and kept in the user's cache.
+"""The launch of Programs and the way of results to the host in C (`shim.c`), which is compiled when it is first needed, and kept in the
+user's cache.
 
-Where there is no C compiler, or `TPUFLOW_SHIM=off`, every launch is Python's (`Loaded.launch`).
+Where there is no C compiler, or `TPUFLOW_SHIM=off`, both are Python's.
 """
 
 from __future__ import annotations
@@ -24,27 +25,36 @@ from typing import Any
 from tpuflow.data.places import cache_dir
 from tpuflow.entries import own_folder
 from tpuflow.errors import ConfigError
-from tpuflow.pjrt.buffer import DELETED, EXTERNAL_REFERENCES, SHARED_BY
+from tpuflow.pjrt.buffer import BYTES, CODE, COMPLEX, DELETED, EXTERNAL_REFERENCES, SHARED_BY
 from tpuflow.pjrt.cells import Numbers
 from tpuflow.pjrt.fields import READY
 from tpuflow.pjrt.handles import ARRAYS, INDEX, NATIVE, OBJECT, OBJECTS, WORDS
 from tpuflow.pjrt.settings import OFF, SHIM
 from tpuflow.pjrt.shutdown import SHUTDOWN
-from tpuflow.pjrt.table import TABLES
+from tpuflow.pjrt.table import TABLES, Table
+from tpuflow.pjrt.types import CODES, NUMPY, PACKED
 
-ENTRY = "LoadedExecutable_Execute"
+ENTRIES = {"execute": "LoadedExecutable_Execute", "to_host": "Buffer_ToHostBuffer"}
+"""The functions of shim.c -> the entries that they take the place of."""
 FLAGS = ("-bundle", "-undefined", "dynamic_lookup") if sys.platform == "darwin" else ("-shared", "-fPIC")
 LAUNCH = 7
 """The word of an executable's header that holds the address of its `Launch`; 0 if Python launches it."""
+PLAIN = NUMPY.keys() - PACKED - {CODES[COMPLEX]}
+"""The codes of types that lie on the device as the host has them."""
 COMPILERS = ("cc", "gcc", "clang")
 """Which one compiles, the first that there is, unless the variable `CC` names one."""
 COMPILE_SECONDS = 60.0
 
 _log = logging.getLogger("tpuflow.pjrt")
 
-NAMES = {"begun": "begun", "consume": "consume_with_handlers", "gone": "deleted", "over": "destroyed"}
+NAMES = {
+    "begun": "begun", "consume": "consume_with_handlers", "gone": "deleted", "over": "destroyed", "wait": "block_until_ready",
+    "pointer": "unsafe_buffer_pointer",
+}  # fmt: skip
 """The attributes and methods that it reads and calls."""
-WORDS_READ = {"launch": LAUNCH, "deleted": DELETED, "index": INDEX, "object": OBJECT, "arrays": ARRAYS, "words": WORDS}
+WORDS_READ = {
+    "launch": LAUNCH, "code": CODE, "deleted": DELETED, "bytes": BYTES, "index": INDEX, "object": OBJECT, "arrays": ARRAYS, "words": WORDS,
+}  # fmt: skip
 """The words of headers that it reads, and how many there are."""
 
 
@@ -52,11 +62,10 @@ class State(ctypes.Structure):
     """`struct state` of shim.c."""
 
     _fields_ = (
-        ("in_python", ctypes.c_void_p),
-        ("list", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in (*ENTRIES, "list")),
         *((name, ctypes.py_object) for name in ("objects", "references", "shared", "shutdown", "none", *NAMES)),
         *((name, ctypes.c_int64) for name in WORDS_READ),
-        ("ready", ctypes.c_uint64),
+        *((name, ctypes.c_uint64) for name in ("ready", "plain")),
     )
 
 
@@ -79,22 +88,24 @@ class Launch(ctypes.Structure):
 
 
 class Shim:
-    """The compiled shim; `execute` is the address of its entry.
+    """The compiled shim, in place of a table's entries.
 
     Raises:
       OSError: it cannot be compiled or loaded; the message says why.
     """
 
-    def __init__(self, in_python: int):
+    def __init__(self, table: Table):
         if NATIVE is None:
             raise OSError("there is no list of what C destroyed: the host does not let a process make code")
         self.library = ctypes.CDLL(os.fspath(compiled()))
         self.state = State.in_dll(self.library, "state")
         tables = {"objects": OBJECTS, "references": EXTERNAL_REFERENCES, "shared": SHARED_BY}
-        others = {"shutdown": SHUTDOWN, "none": None, "in_python": in_python, "list": NATIVE.head, "ready": READY}
-        for name, value in (tables | others | NAMES | WORDS_READ).items():
+        others = {"shutdown": SHUTDOWN, "none": None, "list": NATIVE.head, "ready": READY, "plain": sum(1 << code for code in PLAIN)}
+        in_python = {function: table[entry] for function, entry in ENTRIES.items()}
+        for name, value in (tables | others | in_python | NAMES | WORDS_READ).items():
             setattr(self.state, name, value)
-        self.execute = ctypes.cast(self.library.execute, ctypes.c_void_p).value or 0
+        for function, entry in ENTRIES.items():
+            table[entry] = ctypes.cast(getattr(self.library, function), ctypes.c_void_p).value or 0
 
 
 @functools.cache
@@ -102,12 +113,10 @@ def shim() -> Shim | None:
     """The shim, which is in JAX's table from the first call on; None where there is none, and Python launches every Program."""
     (table,) = TABLES
     try:
-        made = Shim(table[ENTRY])
+        return Shim(table)
     except OSError as problem:
         _log.info("launches are Python's: %s", problem)
         return None
-    table[ENTRY] = made.execute
-    return made
 
 
 def compiled() -> Path:
