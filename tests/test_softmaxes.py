@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 
 import tpuflow
 from tpuflow.device.fast import virtual
+from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.engine import FastEngine
 from tpuflow.device.fast.softmaxes import Role, softmaxes
+from tpuflow.isa import vector
 
 SHAPE = (4, 64, 128)
 SPECIAL = (np.nan, np.inf, -np.inf, np.nan)
@@ -44,6 +47,8 @@ SEEN: Mapping[str, Callable[[jax.Array], Any]] = {
     "a part of the sum": lambda x: jnp.exp(shifted(x)) / jnp.exp(shifted(x))[..., :64].sum(-1, keepdims=True),
     "comparisons": lambda x: divided(jnp.exp(shifted(x))) + (shifted(x) > -1),
     "sums that start elsewhere": lambda x: jnp.exp(shifted(x)) * jax.nn.sigmoid(jnp.exp(shifted(x)).sum(-1, keepdims=True)),
+    "other rows' maxima": lambda x: divided(jnp.exp(x[0] - x[0].max(-1)[None, :64].repeat(2, 1))),
+    "other rows' sums": lambda x: jnp.exp(shifted(x[0, :, :64])) / jnp.exp(shifted(x[0, :, :64])).sum(-1)[None, :],
     "columns": lambda x: jax.nn.softmax(x, axis=1),
     "rounded": lambda x: jax.nn.softmax(x.astype(jnp.bfloat16).astype(jnp.float32)),
     "a selection": lambda x: jax.nn.softmax(jnp.where(x > 0, x, -1e9)),
@@ -85,3 +90,17 @@ def test_a_softmax_is_one_kernel():
     (translated,) = FastEngine(tpuflow.jit(jax.nn.softmax).program(jnp.asarray(array()))).translate()
     text = translated.compile().as_text()
     assert text[text.index("ENTRY") :].count(" fusion(") == 1 and "__ynn_fusion" in text
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_maximum_or_a_sum_that_goes_to_other_rows_makes_no_softmax(which):
+    """Its NaN, or that of its row, would not be theirs."""
+    program = tpuflow.jit(jax.nn.softmax).program(jnp.asarray(array()))
+    (kernel,) = program.kernels()
+    broadcast = [i for i in kernel.body if isinstance(i, vector.Broadcast)][which]
+    body = tuple(dataclasses.replace(i, axes=(1, 0)) if i is broadcast else i for i in kernel.body)
+    found = [
+        virtual.Lifting(k, program.buffers, LaxArithmetic(False), frozenset()).softmaxes
+        for k in (kernel, dataclasses.replace(kernel, body=body))
+    ]
+    assert found[0] and not found[1]

@@ -37,9 +37,9 @@ typedef uint64_t word;
 
 struct state {  // shim.State
   word *(*execute)(word *), *(*to_host)(word *);  // the entries in Python
-  word *list;  // the head of the list of what C has destroyed
-  PyObject *objects, *references, *shared;  // tables
-  PyObject *shutdown, *none;
+  word *list;                                     // the head of the list of what C has destroyed
+  PyObject *objects, *references, *shared;        // tables
+  PyObject *shutdown, *none, *failed;
   PyObject *begun, *consume, *gone, *over, *wait, *pointer;            // names
   int64_t launch, code, deleted, bytes, index, object, arrays, words;  // of a header (handles.py)
   word ready;                                                          // the handle of every event
@@ -179,14 +179,14 @@ static int give(const struct launch *launch, PyObject *results, const word *args
 }
 
 // The handle of the PJRT_Error of the exception that is set.
-static word *failure(const struct launch *launch) {
+static word *failure(PyObject *failed) {
   PyObject *handle = NULL;
   while (!handle) {  // Ctrl-C may interrupt this, too
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     PyErr_NormalizeException(&type, &error, &trace);
     if (trace) PyException_SetTraceback(error, trace);
-    handle = PyObject_CallFunctionObjArgs(launch->failed, error, NULL);
+    handle = PyObject_CallFunctionObjArgs(failed, error, NULL);
     Py_DecRef(type);
     Py_DecRef(error);
     Py_DecRef(trace);
@@ -216,12 +216,12 @@ word *execute(word *args) {
   word *error = NULL;
   int known = !closing();
   if (known && !(collect() && fits(launch))) {
-    error = failure(launch);
+    error = failure(launch->failed);
   } else if (known && (known = (arrays = gathered(launch, arguments)) && mark(launch, arguments))) {
     results = launched(launch, arrays);
-    if (!results) error = failure(launch);
+    if (!results) error = failure(launch->failed);
     consume(launch, arguments);
-    if (!error && (PyErr_Occurred() || !give(launch, results, args))) error = failure(launch);
+    if (!error && (PyErr_Occurred() || !give(launch, results, args))) error = failure(launch->failed);
   }
   PyErr_Clear();
   Py_DecRef(results);
@@ -255,14 +255,14 @@ word *to_host(word *args) {
   Py_IncRef(array);
   PyObject *done = array ? PyObject_CallMethodObjArgs(array, state.wait, NULL) : NULL;
   PyObject *pointer = done && size ? PyObject_CallMethodObjArgs(array, state.pointer, NULL) : NULL;
-  int copied = done && (pointer || !size);
   if (pointer) memcpy((void *)args[4], (const void *)PyLong_AsUnsignedLongLong(pointer), size);
-  PyErr_Clear();
+  word *error = array && PyErr_Occurred() ? failure(state.failed) : NULL;
+  int known = array != NULL;
   Py_DecRef(pointer);
   Py_DecRef(done);
   Py_DecRef(array);
   PyGILState_Release(gil);
-  if (!copied) return state.to_host(args);
+  if (!known) return state.to_host(args);
   args[6] = state.ready;
-  return NULL;
+  return error;
 }

@@ -27,6 +27,7 @@ from tpuflow.entries import own_folder
 from tpuflow.errors import ConfigError
 from tpuflow.pjrt.buffer import BYTES, CODE, COMPLEX, DELETED, EXTERNAL_REFERENCES, SHARED_BY
 from tpuflow.pjrt.cells import Numbers
+from tpuflow.pjrt.failures import PjrtError
 from tpuflow.pjrt.fields import READY
 from tpuflow.pjrt.handles import ARRAYS, INDEX, NATIVE, OBJECT, OBJECTS, WORDS
 from tpuflow.pjrt.settings import OFF, SHIM
@@ -63,7 +64,7 @@ class State(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (*ENTRIES, "list")),
-        *((name, ctypes.py_object) for name in ("objects", "references", "shared", "shutdown", "none", *NAMES)),
+        *((name, ctypes.py_object) for name in ("objects", "references", "shared", "shutdown", "none", "failed", *NAMES)),
         *((name, ctypes.c_int64) for name in WORDS_READ),
         *((name, ctypes.c_uint64) for name in ("ready", "plain")),
     )
@@ -100,9 +101,10 @@ class Shim:
         self.library = ctypes.CDLL(os.fspath(compiled()))
         self.state = State.in_dll(self.library, "state")
         tables = {"objects": OBJECTS, "references": EXTERNAL_REFERENCES, "shared": SHARED_BY}
-        others = {"shutdown": SHUTDOWN, "none": None, "list": NATIVE.head, "ready": READY, "plain": sum(1 << code for code in PLAIN)}
+        others = {"shutdown": SHUTDOWN, "none": None, "failed": lambda error: PjrtError(error).handle}
+        numbers = {"list": NATIVE.head, "ready": READY, "plain": sum(1 << code for code in PLAIN)}
         in_python = {function: table[entry] for function, entry in ENTRIES.items()}
-        for name, value in (tables | others | in_python | NAMES | WORDS_READ).items():
+        for name, value in (tables | others | numbers | in_python | NAMES | WORDS_READ).items():
             setattr(self.state, name, value)
         for function, entry in ENTRIES.items():
             table[entry] = ctypes.cast(getattr(self.library, function), ctypes.c_void_p).value or 0

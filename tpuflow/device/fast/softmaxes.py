@@ -75,7 +75,7 @@ class _Softmax:
                     continue
                 if isinstance(r, vector.Binary) and r.op == "max" and self._is_number(r, r.a if r.b == own else r.b, -math.inf):
                     self._roles[id(r)] = Role.SAME
-                elif not isinstance(r, vector.Broadcast):
+                elif not _stretches_rows(r):
                     return None
                 made.append(r)
         return found
@@ -95,7 +95,7 @@ class _Softmax:
         """Whether what is in a tile is the row's sum, or its logarithm."""
 
         def has_sum(maker: Instruction) -> bool:
-            hands_on = isinstance(maker, vector.Broadcast) or (isinstance(maker, vector.Unary) and maker.op == "log")
+            hands_on = _stretches_rows(maker) or (isinstance(maker, vector.Unary) and maker.op == "log")
             return self._roles.get(id(maker)) is Role.SUM or (hands_on and self._is_of_sum(maker, *maker.reads()))
 
         makers = self._makers(reader, tile)
@@ -122,6 +122,11 @@ class _Softmax:
                 return False
             looked_at += [m for tile in i.reads() for m in self._makers(i, tile) if all(m is not x for x in looked_at)]
         return True
+
+
+def _stretches_rows(i: Instruction) -> bool:
+    """Whether an instruction broadcasts numbers of rows along their own rows, none along another's."""
+    return isinstance(i, vector.Broadcast) and i.axes == tuple(range(len(i.a.axes)))
 
 
 _LEAVES = (dma.Load, vector.Constant, matrix.MatmulAccumulate)
