@@ -8,11 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback, serialize_executable
-from jax.sharding import PartitionSpec as P
+from jax.experimental import serialize_executable
 
 from tests.pjrt_facts import FACTS, fact, raised
-from tests.pjrt_mesh_cases import cut, mesh, square
+from tests.pjrt_mesh_cases import cut, square
 
 
 def in_use() -> list[int]:
@@ -85,17 +84,7 @@ def analyses() -> Any:
 def errors() -> Any:
     x = jax.device_put(square(), cut("a", "b"))
 
-    def printing(x: Any) -> Any:
-        jax.debug.print("{}", x.sum())
-        return x
-
-    def telling(x: Any) -> Any:
-        io_callback(lambda y: None, None, x, ordered=True)
-        return x
-
     return {
-        "host calls": raised(lambda: jax.jit(printing)(x)),
-        "told by hand": raised(lambda: jax.jit(jax.shard_map(telling, mesh=mesh(), in_specs=P("a"), out_specs=P("a")))(x)),
         "too large": raised(lambda: jax.jit(lambda: jnp.ones((2**18, 2**18)), out_shardings=cut("a"))()),
         "alive": float((x + 1).sum()),
     }

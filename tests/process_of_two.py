@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import tpuflow
+from tests.host_calls_on_meshes import run
 from tpuflow.errors import PeerError
 from tpuflow.jaxprs.processes import values
 
@@ -61,6 +62,11 @@ def collectives() -> dict[str, np.ndarray]:
     return {name: values(x) for name, x in once.items()} | {"again": values(step(once["scattered"].repeat(2, 0))["sum"])}
 
 
+def calls() -> dict[str, np.ndarray]:
+    """Calls of the host by each chip, with what is there, and of one process for all."""
+    return {name: np.concatenate([np.ravel(x) for x in run(name, tpuflow.jit)[0]]) for name in ("where a chip is", "several")}
+
+
 def train(sharding: str = "zero3", mesh: Any = None, **options: Any) -> tpuflow.TrainResult:
     """Two epochs with momentum and a ragged last batch."""
     return tpuflow.train(
@@ -81,7 +87,7 @@ def trained(sharding: str) -> dict[str, np.ndarray]:
 
 
 WORK: dict[str, Callable[[], dict[str, np.ndarray]]] = {
-    "collectives": collectives, "ddp": lambda: trained("ddp"), "zero3": lambda: trained("zero3"),
+    "collectives": collectives, "calls": calls, "ddp": lambda: trained("ddp"), "zero3": lambda: trained("zero3"),
 }  # fmt: skip
 
 

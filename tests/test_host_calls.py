@@ -406,10 +406,3 @@ def test_the_chip_waits_for_what_crosses_the_link_and_a_round_trip_of_the_host()
     assert assemble(disassemble(program)) == program
     with pytest.raises(ProgramFileError, match=r"calls Python on the host.*test_host_calls\.py"):
         to_bytes(program)
-
-
-def test_several_chips_cannot_ask() -> None:
-    mesh, rows = jax.sharding.AbstractMesh((2,), ("i",)), jax.sharding.PartitionSpec("i")
-    step = jax.shard_map(sorted_by_host, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
-    with pytest.raises(UnsupportedPrimitiveError, match=r"test_host_calls\.py:\d+.*called for results.*'i': 2.*one chip can"):
-        tpuflow.jit(step)(np.zeros((2, 4), np.float32))

@@ -82,6 +82,7 @@ THIRD_PARTY = {
     "tpuflow.isa": DEVICE_FREE,
     "tpuflow.jaxprs": DEVICE_FREE | {"jax"},
     "tpuflow.jaxprs.batches": DEVICE_FREE | {"jaxlib"},
+    "tpuflow.jaxprs.host_calls": DEVICE_FREE | {"jax", "jaxlib"},
     "tpuflow.jaxprs.modules": DEVICE_FREE | {"jax", "jaxlib"},
     "tpuflow.jaxprs.partitioner": DEVICE_FREE | {"jax", "jaxlib"},
     "tpuflow.jaxprs.executables": DEVICE_FREE | {"jax", "jaxlib"},

@@ -267,8 +267,6 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
     "two meshes": (UnsupportedPrimitiveError, lambda: tpuflow.jit(
         lambda x: lax.with_sharding_constraint(x, NamedSharding(OTHER, P("data"))), in_shardings=cut("data"))(X),
         r"test_partitioned\.py:\d+.*mesh \{'data': 4\} in a program that has one over \{'data': 2, 'model': 4\}"),
-    "a call of the host": (UnsupportedPrimitiveError, lambda: tpuflow.jit(
-        lambda x: jax.pure_callback(np.sin, x, x), in_shardings=cut("data"))(X), r"test_partitioned\.py:\d+.*'pure_callback' in a program"),
 }  # fmt: skip
 
 

@@ -113,8 +113,6 @@ def test_analyses_are_of_one_chip(facts):
 
 def test_what_cannot_be_partitioned_is_an_error_and_the_process_lives_on(facts):
     errors = facts["errors"]
-    for call in ("host calls", "told by hand"):
-        assert "UNIMPLEMENTED" in errors[call] and "pjrt_mesh_checks.py:" in errors[call] and "io_callback" in errors[call]
     assert "RESOURCE_EXHAUSTED" in errors["too large"] and "f32[131072,262144]" in errors["too large"]
     assert errors["alive"] == float(square().sum()) + square().size
 

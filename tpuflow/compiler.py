@@ -13,7 +13,7 @@ import jax
 
 from tpuflow.chips import Chip, get_chip
 from tpuflow.dtypes import S32
-from tpuflow.errors import CompileError, ConfigError, OutOfMemoryError, ProgramFileError, UnsupportedPrimitiveError
+from tpuflow.errors import CompileError, ConfigError, OutOfMemoryError, ProgramFileError
 from tpuflow.garbage import undisturbed
 from tpuflow.isa import file
 from tpuflow.isa.calls import count
@@ -348,24 +348,8 @@ def _on_mesh(graph: Graph, closed_jaxpr: ClosedJaxpr, carries: int = 0) -> tuple
     mesh = tuple(MeshAxis(name, size) for name, size in mesh_of(closed_jaxpr).items() if size > 1)
     if not mesh:
         return graph, (), Cuts((), ())
-    _check_asks_nobody(graph, mesh)
     graph, cuts = cut_ports(graph, carries)
     return on_chips(graph, mesh), mesh, cuts
-
-
-def _check_asks_nobody(graph: Graph, mesh: Sequence[MeshAxis]) -> None:
-    """That the host is not to answer several chips.
-
-    Raises:
-      UnsupportedPrimitiveError: it is.
-    """
-    sizes = {axis.name: axis.size for axis in mesh}
-    for node in graph.walk():
-        if node.op == "call_host":
-            raise UnsupportedPrimitiveError(
-                f"{node.attrs['function'].source}: in {graph.name!r} the host is called for results (pure_callback, io_callback) by the "
-                f"chips of the mesh {sizes}; a program for one chip can. Call it outside of the program and pass in what it returns."
-            )
 
 
 def _named(names: Sequence[str], count: int, kind: str) -> tuple[str, ...]:

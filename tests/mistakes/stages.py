@@ -71,18 +71,6 @@ def axes_of_no_mesh():
     tpuflow.jit(lambda x: x * 2, out_shardings=jax.sharding.PartitionSpec("data"))(inputs)
 
 
-@mistake(UnsupportedPrimitiveError, "train.py:5", "'debug_print' in a program that is partitioned", "Return what it needs")
-def printing_pieces():
-    mesh = jax.sharding.AbstractMesh((4,), ("data",))
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-
-    def mean(x):
-        jax.debug.print("{}", x.mean())
-        return x.mean()
-
-    tpuflow.jit(mean, in_shardings=rows)(inputs)
-
-
 @mistake(jax.errors.TracerBoolConversionError, "train.py:2", "bool[]", "jax.lax.cond")
 def an_if_inside_of_jit():
     def clipped(x):

@@ -46,7 +46,7 @@ class _Spread:
     """The fixpoint iteration: a buffer varies along every axis of anything that is ever written to it."""
 
     def __init__(self, program: Program):
-        self.program = program
+        self.program, self.every = program, frozenset(range(len(program.mesh)))
         self.buffers: list[Axes] = [NONE] * len(program.buffers)
         self.decided: dict[int, Axes] = {id(b): NONE for _, b in walk(program.code) if isinstance(b, Loop | While | Switch)}
         self.grew = True
@@ -76,7 +76,11 @@ class _Spread:
                 self._add(block.target, self.buffers[block.source] | chosen | around)
             case Loop() | While() | Switch():
                 self._control(block, around)
-            case Outfeed() | Await() | CallHost():  # which is for one chip
+            case CallHost():
+                apart = self.every if self.program.functions[block.function].per_chip else NONE
+                for target in block.targets:
+                    self._add(target, apart | around)
+            case Outfeed() | Await():
                 pass
 
     def _control(self, block: Loop | While | Switch, around: Axes) -> None:

@@ -2,8 +2,8 @@
 
 If no call has results (`jax.debug.print`, `jax.debug.callback`, `io_callback` without results), the first outfeed ports carry the calls'
 arguments, in the order of the calls: every run of the step sends one item to each port, and the host makes the calls after it (`HostCall`).
-If any call has results (`pure_callback`, `io_callback` with results), all calls are `CallHost` blocks, at which the device waits for the
-host (`HostFunction`): so calls of both kinds are made in program order.
+If any call has results (`pure_callback`, `io_callback` with results), or the Program is for several chips, all calls are `CallHost` blocks,
+at which the device waits for the host (`HostFunction`): so calls of both kinds are made in program order.
 
 Python functions have no place in a file: a Program with calls runs where it was compiled and cannot be saved.
 """
@@ -21,8 +21,10 @@ import numpy as np
 from tpuflow.dtypes import DType
 from tpuflow.errors import LaunchError
 
-HOST_CALL = "tpuflow_host_call"
-"""The target of the StableHLO custom call of a host function with side effects, whose number is its `backend_config` (a string)."""
+HOST_CALL, HOST_CALL_PER_CHIP = "tpuflow_host_call", "tpuflow_host_call_per_chip"
+"""The targets of the StableHLO custom calls of a host function with side effects, whose number is its `backend_config` (a string). On
+several chips the first is made once, the second by every chip."""
+HOST_CALLS = (HOST_CALL, HOST_CALL_PER_CHIP)
 
 ArrayType = tuple[DType, tuple[int, ...]]
 """Element type and shape."""
@@ -30,12 +32,16 @@ ArrayType = tuple[DType, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostFunction:
-    """A host function that a `CallHost` block calls: `function(*arrays)` -> arrays, of these types; `source` is the user's line."""
+    """A host function that a `CallHost` block calls: `function(*arrays)` -> arrays, of these types; `source` is the user's line.
+
+    On several chips it is called once, with the arrays of the first, and every chip gets what it returns; `per_chip`: for each chip with
+    its own arrays, for its own results."""
 
     function: Callable[..., Any]
     source: str
     operands: tuple[ArrayType, ...]
     results: tuple[ArrayType, ...]
+    per_chip: bool = False
 
     @property
     def bytes(self) -> int:

@@ -13,9 +13,7 @@ from jaxlib import xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy, stablehlo
 
-from tpuflow.errors import UnsupportedPrimitiveError
 from tpuflow.jaxprs.partitioner import Partitioned, partition_module
-from tpuflow.jaxprs.plugins import source_of
 from tpuflow.jaxprs.shardings import LAST
 
 _SHARDINGS = "mhlo.spmd_output_sharding"
@@ -34,12 +32,11 @@ class PartitionedModule:
     donated: tuple[bool, ...]
 
 
-def partition_artifact(data: bytes, compile_options: bytes, host_call: str) -> PartitionedModule:
+def partition_artifact(data: bytes, compile_options: bytes) -> PartitionedModule:
     """Partition a portable artifact for the devices of a serialised `CompileOptionsProto`, which also says where the partitioner may choose
-    the shardings of arguments and results. host_call: the target of custom calls that call the host.
+    the shardings of arguments and results.
 
     Raises:
-      UnsupportedPrimitiveError: it calls the host.
       CompileError: XLA cannot partition it.
     """
     options = xla_client.CompileOptions.ParseFromString(compile_options)
@@ -48,7 +45,6 @@ def partition_artifact(data: bytes, compile_options: bytes, host_call: str) -> P
     with context, ir.Location.unknown():
         module = stablehlo.deserialize_portable_artifact(context, data)
         name = ir.StringAttr(module.operation.attributes["sym_name"]).value.removeprefix("jit_")
-        _check_calls(module, name, host_call)
         mesh = _mesh_of(module, options.num_partitions)
         main = _main(module)
         donated = tuple(_is_donated(a) for a in _dictionaries(main, "arg_attrs", len(main.type.inputs)))
@@ -122,23 +118,6 @@ def _return(main: Any, values: list[Any], types: list[Any]) -> None:
     end.operation.erase()
     main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(main.type.inputs, types))
     main.attributes["res_attrs"] = ir.ArrayAttr.get([*said, ir.DictAttr.get({})][: len(types)])
-
-
-def _check_calls(module: Any, name: str, host_call: str) -> None:
-    found: list[Any] = []
-
-    def visit(op: Any) -> Any:
-        if op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == host_call:
-            found.append(op.location)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    if found:
-        raise UnsupportedPrimitiveError(
-            f"{source_of(found[0]) or name}: a call of the host (jax.debug.print, jax.debug.callback, io_callback) in a program that is "
-            "partitioned over several devices: the host cannot be called with pieces of arrays. Return what it needs from the program, or "
-            "leave the call out."
-        )
 
 
 def _mesh_of(module: Any, devices: int) -> Mapping[str, int]:

@@ -11,7 +11,7 @@ import functools
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ import numpy as np
 from jaxlib import xla_client
 from jaxlib.mlir import ir
 
-from tpuflow.errors import CompileError, UnsupportedPrimitiveError
+from tpuflow.errors import CompileError
 from tpuflow.isa.meshes import Sizes, axes_numbered, divided
 from tpuflow.jaxprs import versions
 from tpuflow.jaxprs.batches import cut_batches
-from tpuflow.jaxprs.compat import ClosedJaxpr, equations, location_of
+from tpuflow.jaxprs.compat import ClosedJaxpr
+from tpuflow.jaxprs.host_calls import HostFunction, map_calls_by_hand
 from tpuflow.jaxprs.protobuf import fields
 from tpuflow.jaxprs.shardings import Asked, Cut, lowered
 
@@ -42,7 +43,8 @@ class Partitioned:
     The module has one more result than the program, that of the call of `LAST`. stacked_inputs, stacked_outputs: the mesh axes along which
     the devices have arrays of their own: summands of one that is still to be summed over these (JAX's `PartitionSpec(unreduced=...)`), or,
     along all axes, the pieces of one that is cut in an order of the devices that is none of the axes. input_memories, output_memories:
-    JAX's names of the memories that they are in, empty where the module names none.
+    JAX's names of the memories that they are in, empty where the module names none. host_functions: what its calls of the host call, by
+    their numbers; none, if whoever lowered it has them.
     """
 
     module: bytes
@@ -53,23 +55,18 @@ class Partitioned:
     stacked_outputs: tuple[Names, ...]
     input_memories: tuple[str, ...]
     output_memories: tuple[str, ...]
+    host_functions: tuple[HostFunction, ...] = ()
 
 
 def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
     """A jaxpr partitioned as it asks for.
 
     Raises:
-      UnsupportedPrimitiveError: it calls the host.
       CompileError: XLA cannot partition it, or cuts arguments or results otherwise than over axes of the mesh or parts of them; or one of
         them is not an array but its summands.
     """
-    for equation in equations(closed.jaxpr):
-        if equation.primitive.name in _CALL_HOST:
-            raise UnsupportedPrimitiveError(
-                f"{location_of(equation) or name}: {equation.primitive.name!r} in a program that is partitioned over {dict(asked.mesh)}: "
-                "the host cannot be called with pieces of arrays. Return what it needs from the program, or leave the call out."
-            )
-    found = partition_module(lowered(closed, name, asked), asked.mesh, name)
+    functions: list[HostFunction] = []
+    found = partition_module(lowered(closed, name, asked, functions), asked.mesh, name)
     for kind, ports in (("argument", found.stacked_inputs), ("result", found.stacked_outputs)):
         for i, axes in enumerate(ports):
             if axes:
@@ -77,7 +74,7 @@ def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
                     f"{name}: {kind} {i} is unreduced over {axes}: each chip would have a summand of its own, where whole arrays go in and "
                     "out. Sum it within the function: jax.reshard(x, PartitionSpec(...)) without `unreduced`."
                 )
-    return found
+    return replace(found, host_functions=tuple(functions))
 
 
 def partition_module(
@@ -91,6 +88,7 @@ def partition_module(
       CompileError: as `partition`.
     """
     _keep_placements(module)
+    map_calls_by_hand(module, mesh)
     cut_batches(module)
     memories = _taken_memories(module)
     proto = _partitioned(module, math.prod(mesh.values()), name, chosen)
@@ -105,7 +103,6 @@ def partition_module(
     return Partitioned(_xla.mlir.hlo_to_stablehlo(proto), mesh, cuts[0], cuts[1], stacked[0], stacked[1], memories[0], memories[1][:-1])
 
 
-_CALL_HOST = ("debug_callback", "debug_print", "io_callback", "pure_callback")
 OF_A_PROCESS = 2048
 """Devices that XLA's CPU client counts as one process's; it compiles for no others. Beyond, all parts are assigned to the same device."""
 _PASS = "spmd-partitioning"

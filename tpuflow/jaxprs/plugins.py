@@ -13,17 +13,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import callback, compilation_cache, core, debugging, dispatch, xla_bridge
+from jax._src import compilation_cache, core, debugging, dispatch, xla_bridge
 from jax._src.array import ArrayImpl
 from jax._src.interpreters import mlir
 from jax._src.lax import linalg
 from jax._src.tpu.linalg import eigh
 from jax.sharding import SingleDeviceSharding
 from jaxlib import xla_client
-from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from tpuflow.errors import ConfigError
+from tpuflow.jaxprs.compat import CALLS_OF_THE_HOST
+from tpuflow.jaxprs.host_calls import lowering_rules
 from tpuflow.jaxprs.protobuf import fields, packed
 
 _log = logging.getLogger("tpuflow.pjrt")
@@ -63,29 +64,15 @@ def _capsule(address: int) -> Any:
     return new(address, _CAPSULE, None)
 
 
-def lower_host_calls(platform: str, target: str, enlist: Callable[[Callable[..., Any]], int]) -> None:
-    """Register lowering rules for a platform: `jax.debug.print`, `jax.debug.callback`, `io_callback` and `pure_callback` become custom
-    calls of `target`, whose backend_config is the number that `enlist` returns for the host function. Ordered callbacks need no token,
-    since a Program makes its calls in order."""
-
-    def rule(context: Any, *operands: Any, primitive: Any, **params: Any) -> Sequence[Any]:
-        number = enlist(functools.partial(_call_on_cpu, _callback(primitive, params), f"jax.{primitive.name}"))
-        attributes = {
-            "call_target_name": ir.StringAttr.get(target),
-            "has_side_effect": ir.BoolAttr.get(True),
-            "backend_config": ir.StringAttr.get(str(number)),
-            "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 2),
-        }
-        types = [ir.RankedTensorType.get(a.shape, mlir.dtype_to_ir_type(a.dtype)) for a in context.avals_out]
-        call = ir.Operation.create("stablehlo.custom_call", types, list(operands), attributes)
-        context.set_tokens_out(context.tokens_in)
-        return list(call.results)
-
-    for primitive in _HOST_CALLS:
-        mlir.register_lowering(primitive, functools.partial(rule, primitive=primitive), platform=platform)
+def lower_host_calls(platform: str, enlist: Callable[[Callable[..., Any]], int]) -> None:
+    """Register for a platform how `jax.debug.print`, `jax.debug.callback`, `io_callback` and `pure_callback` are lowered (see
+    `tpuflow.jaxprs.host_calls`)."""
+    for primitive, rule in lowering_rules(CALLS_OF_THE_HOST, _on_cpu, enlist):
+        mlir.register_lowering(primitive, rule, platform=platform)
 
 
-_HOST_CALLS = (debugging.debug_print_p, debugging.debug_callback_p, callback.io_callback_p, callback.pure_callback_p)
+def _on_cpu(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
+    return functools.partial(_call_on_cpu, _callback(primitive, params), f"jax.{primitive.name}")
 
 
 def source_of(location: Any) -> str:

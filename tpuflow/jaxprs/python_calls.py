@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import callback
+from jax._src import callback, effects
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -27,8 +27,18 @@ call_python_p.multiple_results = True
 
 @call_python_p.def_effectful_abstract_eval
 def _types(*_: Any, function: Callable[..., Any], avals: tuple[Any, ...]) -> Any:
-    """With the effect of an `io_callback` that is not ordered: it is never left out."""
-    return list(avals), {callback._IOEffect}
+    """With an effect, so that it is never left out."""
+    return list(avals), {_CALLS}
+
+
+class _Calls(effects.Effect):
+    """That Python is called. That of an `io_callback` cannot be in a `cond` or a `while_loop` whose predicate a `vmap` batches, where both
+    branches, or further trips, run for all: the function called says itself for which lanes that counts."""
+
+
+_CALLS = _Calls()
+effects.lowerable_effects.add_type(_Calls)
+effects.control_flow_allowed_effects.add_type(_Calls)
 
 
 def _lower(context: Any, *operands: Any, function: Callable[..., Any], avals: tuple[Any, ...]) -> Any:

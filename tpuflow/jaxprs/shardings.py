@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from tpuflow.jaxprs.compat import (
     jaxpr_as_fun,
     location_of,
 )
+from tpuflow.jaxprs.host_calls import with_numbered_calls
 from tpuflow.jaxprs.versions import manual_axes
 
 LAST = "tpuflow_partitioned"
@@ -110,9 +111,10 @@ def with_shardings(
     return jax.make_jaxpr(jax.jit(call, in_shardings=tuple(inputs), out_shardings=list(outputs)))(*specs_of(closed.in_avals))
 
 
-def lowered(closed: ClosedJaxpr, name: str, asked: Asked) -> Any:
-    """The StableHLO module of a jaxpr, with shardings over an abstract mesh; its last result is that of the call of `LAST`."""
-    outputs = [*asked.outputs, None]
+def lowered(closed: ClosedJaxpr, name: str, asked: Asked, functions: list[Callable[..., Any]]) -> Any:
+    """The StableHLO module of a jaxpr, with shardings over an abstract mesh; its last result is that of the call of `LAST`. What its
+    calls of the host call is added to `functions`."""
+    outputs, closed = [*asked.outputs, None], with_numbered_calls(closed, functions)
     call = jax.jit(_named_function(closed, name, last=True), in_shardings=asked.inputs, out_shardings=outputs, keep_unused=True)
     return call.trace(*specs_of(closed.in_avals)).lower(lowering_platforms=("tpu",)).compiler_ir()
 

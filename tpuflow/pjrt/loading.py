@@ -11,7 +11,6 @@ from typing import Any
 
 from tpuflow.errors import ConfigError
 from tpuflow.garbage import undisturbed
-from tpuflow.isa.calls import HOST_CALL
 from tpuflow.jaxprs.plugins import check_options, placement_of
 from tpuflow.pjrt.device import Client, Device
 from tpuflow.pjrt.envelope import CACHE, ProgramMetadata, unpack
@@ -66,8 +65,8 @@ def _compile_for_mesh(client: Client, module: bytes, options: bytes, devices: Se
     from tpuflow.jaxprs.modules import partition_artifact
     from tpuflow.lower.importers.stablehlo.partitioned import lower_partitioned
 
-    found = partition_artifact(module, options, HOST_CALL)
-    imported = _cast(client, lower_partitioned(found.partitioned, found.name, complex_ports=True))
+    found = partition_artifact(module, options)
+    imported = _cast(client, lower_partitioned(found.partitioned, found.name, host_functions=HOST_FUNCTIONS, complex_ports=True))
     donated = _usable(found.donated, [v.type for v in imported.graph.inputs], [v.type for v in imported.graph.outputs])
     program = compile_stablehlo(imported, chip=client.settings.chip, donated=donated)
     return _loaded(program, _metadata(imported, found.partitioned.module), devices)

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tpuflow.isa.calls import HOST_CALL
 from tpuflow.jaxprs.plugins import lower_as_for_tpus, lower_host_calls
 from tpuflow.jaxprs.plugins import register as register_with_jax
 from tpuflow.pjrt.entries import buffers, clients, devices, executables  # noqa: F401  (what they import is what there is)
@@ -21,7 +20,7 @@ def register(name: str, priority: int) -> None:
         return
     table = Table()
     register_with_jax(name, table.address, priority)
-    lower_host_calls(name, HOST_CALL, _enlist)
+    lower_host_calls(name, _enlist)
     lower_as_for_tpus(name)
     atexit.register(table.retire)
 

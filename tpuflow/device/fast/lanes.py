@@ -144,6 +144,21 @@ class Lanes:
             x = of_lane(x, lax.axis_index(self.names[a]))
         return x
 
+    def own_here(self, rows: Any, axes: Sequence[int]) -> Any:
+        """The row of this chip, of rows for those chips of a group that are on this device: [chips, ...] -> [...]."""
+        x = rows.reshape(*(self.count((a,)) for a in axes), *rows.shape[1:])
+        for a in axes:
+            x = of_lane(x, lax.axis_index(self.names[a]))
+        return x
+
+    def on_first_device(self, function: Callable[..., list[Any]], otherwise: list[Any], *operands: Any) -> list[Any]:
+        """The results of a function on the first device, which all others get too; they have `otherwise`, of the same types, meanwhile."""
+        if self.over is None:
+            return function(*operands)
+        here = functools.reduce(lax.bitwise_and, [lax.axis_index(name) == 0 for name in self.devices])
+        found = lax.cond(here, lambda operands: function(*operands), lambda _: otherwise, operands)
+        return [self.first(x, frozenset(range(len(self.mesh)))) for x in found]
+
     def greatest(self, x: Any, axes: Axes, *, here: bool) -> Any:
         """The maximum of a scalar over some axes; `here`: over this device's chips only, since other devices may not reach it."""
         for a in sorted(axes):

@@ -19,6 +19,7 @@ WORK: Key = ("work", 0)
 AGAIN: Key = ("again", 0)
 """Whether a while loop that is launched in slices has more trips."""
 CALLED: Key = ("called", 0)
+ACTIVE: Key = ("active", 0)
 """A token that every host call takes from the one before it and gives to the next, so that they are made in order."""
 
 

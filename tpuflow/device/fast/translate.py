@@ -18,12 +18,12 @@ from tpuflow.device.fast import liveness
 from tpuflow.device.fast.arithmetic import LaxArithmetic, words
 from tpuflow.device.fast.cuts import Stage
 from tpuflow.device.fast.fourier import multiplies_roots, transforms
-from tpuflow.device.fast.host_callback import call_host
+from tpuflow.device.fast.host_callback import call_host, call_host_for_each, types_of
 from tpuflow.device.fast.kernel import translate_kernel
 from tpuflow.device.fast.lane_by_lane import picked
 from tpuflow.device.fast.lanes import Lanes
 from tpuflow.device.fast.lax_rounding import materialized
-from tpuflow.device.fast.liveness import AGAIN, CALLED, WORK, Key, Liveness, Step
+from tpuflow.device.fast.liveness import ACTIVE, AGAIN, CALLED, WORK, Key, Liveness, Step
 from tpuflow.device.fast.repeated_kernels import RepeatedKernels
 from tpuflow.device.fast.rewriting import Finder
 from tpuflow.device.fast.round_trips import round_trips, sorts_integers
@@ -285,8 +285,23 @@ class _Run:
     def _call_host(self, block: CallHost, env: dict[Any, Any]) -> None:
         buffers = self.program.buffers
         sent = [words(self.ar.store(self.buffer(env, s), buffers[s].dtype)) for s in block.sources]
-        env[CALLED], *received = call_host(self.program.functions[block.function], env[CALLED], sent)
+        env[CALLED], *received = self._answers(block, env, sent)
         env.update({target: x.reshape(buffers[target].shape) for target, x in zip(block.targets, received, strict=True)})
+
+    def _answers(self, block: CallHost, env: dict[Any, Any], sent: Sequence[Any]) -> list[Any]:
+        """What a call's function returns to this chip, behind `env[CALLED]` after it."""
+        function, lanes, every = self.program.functions[block.function], self.t.lanes, range(len(self.program.mesh))
+        if not every:
+            return call_host(function, env[CALLED], sent)
+        called = lanes.greatest(env[CALLED], frozenset(every), here=True)
+        if function.per_chip:
+            calling = jnp.asarray(env.get(ACTIVE, True))
+            calling, *rows = (lanes.side_by_side(x, every) for x in (calling, *sent))
+            called, *found = call_host_for_each(function, called, calling, rows)
+            return [called, *(lanes.own_here(x, every) for x in found)]
+        first = [lanes.first(x, lanes.varying.buffers[s]) for s, x in zip(block.sources, sent, strict=True)]
+        nothing = [called, *(jnp.zeros(t.shape, t.dtype) for t in types_of(function))]
+        return lanes.on_first_device(functools.partial(call_host, function), nothing, called, first)
 
     def _values(self, keys: Sequence[Key], env: dict[Any, Any]) -> list[Any]:
         return [self._lying(k, self.buffer(env, k)) if isinstance(k, int) else env[k] for k in keys]
@@ -310,10 +325,21 @@ class _Run:
         """So many more trips of a loop, of a while at most so many."""
         env[AGAIN] = self._loop(block, env, after, trips) if isinstance(block, Loop) else self._while(block, env, after, trips)
 
+    def _active(self, block: Block, env: dict[Any, Any], runs: Any) -> dict[Any, Any]:
+        """Within what chips may not all run alike: whether this one does. As lanes they all run it, which nobody sees but the host."""
+        if not self.program.functions or id(block) not in self.t.lanes.divergent:
+            return {}
+        return {ACTIVE: env.get(ACTIVE, True) & runs}
+
     def _agree(self, block: Block, env: dict[Any, Any]) -> None:
-        """After what chips may not all have run alike: the work of the one that did most, of one device's within such a block."""
+        """After what chips may not all have run alike: the work of the one that did most, of one device's within such a block; and one
+        record of the calls of the host."""
         lanes = self.t.lanes
-        if WORK in env and id(block) in lanes.divergent:
+        if id(block) not in lanes.divergent:
+            return
+        if CALLED in env:
+            env[CALLED] = lanes.greatest(env[CALLED], lanes.varying.decided[id(block)], here=True)
+        if WORK in env:
             env[WORK] = lanes.greatest(env[WORK], lanes.varying.decided[id(block)], here=id(block) in lanes.within_divergent)
 
     def _loop(self, block: Loop, env: dict[Any, Any], after: Set[int], trips: Any) -> Any:
@@ -332,7 +358,7 @@ class _Run:
         keys = self._carried(block, after)
 
         def body(here: dict[Any, Any], values: list[Any]) -> list[Any]:
-            inside = {**here, **dict(zip(keys, values, strict=True))}
+            inside = {**here, **dict(zip(keys, values, strict=True)), **self._active(block, here, here[block.predicate])}
             self.blocks(block.body, inside, need)
             return self._values(keys, inside)
 
@@ -368,7 +394,7 @@ class _Run:
 
         def once(carry: list[Any]) -> list[Any]:
             number, _, *values = carry
-            here = inside(values)
+            here = {**inside(values), **self._active(block, env, more(carry))}
             again = trip(here)
             return [number + 1, jnp.asarray(again), *self._values(keys, here)]
 
@@ -381,14 +407,14 @@ class _Run:
         uses = self.t.liveness.uses(block)
         keys = [*sorted(uses.written & after), *uses.state()]
 
-        def branch(code: tuple[Block, ...]) -> Any:
+        def branch(number: int, code: tuple[Block, ...]) -> Any:
             def run(_: None) -> list[Any]:
-                here = dict(env)
+                here = {**env, **self._active(block, env, index == number)}
                 self.blocks(code, here, after)
                 return self._values(keys, here)
 
             return run
 
         index = jnp.clip(env[block.index], 0, len(block.branches) - 1)
-        env.update(zip(keys, lax.switch(index, [branch(b) for b in block.branches], None), strict=True))
+        env.update(zip(keys, lax.switch(index, [branch(*b) for b in enumerate(block.branches)], None), strict=True))
         self._agree(block, env)

@@ -23,11 +23,11 @@ KEPT = "where a constant or an input that is not donated lies"
 
 
 class Meeting(NamedTuple):
-    """Where a chip stops until the others have come there too: at a collective's start or wait, or (None) after a trip of a loop that is
-    the Program's last block."""
+    """Where a chip stops until the others have come there too: at a collective's start or wait, a call of the host that is made once, or
+    (None) after a trip of a loop that is the Program's last block."""
 
     path: str
-    block: Collective | Await | None
+    block: Collective | Await | CallHost | None
 
 
 Meetings = Iterable[Meeting]
@@ -171,10 +171,20 @@ class ChipRun:
         return ()
 
     def _call_host(self, block: CallHost, path: str) -> Meetings:
-        arrays = [self._read(f"callhost {path}", source) for source in block.sources]
-        for target, x in zip(block.targets, self.program.functions[block.function].answer(arrays), strict=True):
+        function = self.program.functions[block.function]
+        if self.program.mesh and not function.per_chip:
+            yield Meeting(path, block)
+        else:
+            self.answer(block, function.answer(self.asking(block, path)))
+
+    def asking(self, block: CallHost, path: str) -> list[np.ndarray]:
+        """What a call of the host sends."""
+        return [self._read(f"callhost {path}", source) for source in block.sources]
+
+    def answer(self, block: CallHost, arrays: Sequence[np.ndarray]) -> None:
+        """What the host returns for a call."""
+        for target, x in zip(block.targets, arrays, strict=True):
             self._hbm.write(target, x.reshape(self.program.buffers[target].shape))
-        return ()
 
     # ---- other chips
 

@@ -15,7 +15,7 @@ from tpuflow.errors import ConfigError, HazardError
 from tpuflow.isa.arithmetic import Arithmetic
 from tpuflow.isa.collectives import KINDS, Await, Collective, chips_of, groups, position, sizes_of
 from tpuflow.isa.numpy_arithmetic import NumpyArithmetic
-from tpuflow.isa.program import Port, Program
+from tpuflow.isa.program import CallHost, Port, Program
 
 SCHEDULES = ("late", "early")
 
@@ -114,6 +114,8 @@ class ReferenceEngine:
                         chip.start(first.block, first.path)
                 elif isinstance(first.block, Await):
                     self._exchange(first.block, first.path)
+                elif isinstance(first.block, CallHost):
+                    self._ask(first.block, first.path)
             if first.block is None:
                 yield 1
 
@@ -138,6 +140,13 @@ class ReferenceEngine:
             received = self._arithmetic.store(kind.meaning(c, self._arithmetic, sent, sizes_of(mesh, c.axes), dtype), dtype)
             for i, n in enumerate(group):
                 self.chips[n].receive(c.semaphore, received if kind.alike else received[i])
+
+    def _ask(self, block: CallHost, path: str) -> None:
+        """Call the host once, for all chips."""
+        asked = [chip.asking(block, path) for chip in self.chips]
+        answer = self.program.functions[block.function].answer(asked[0])
+        for chip in self.chips:
+            chip.answer(block, answer)
 
 
 def _text(meeting: Meeting | None) -> str:

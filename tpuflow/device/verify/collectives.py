@@ -289,10 +289,15 @@ def _own_uses(block: Block) -> tuple[frozenset[int], frozenset[int]]:
 def _check_uniform(program: Program) -> None:
     decided = varying(program).decided
 
+    def is_met(block: Block) -> bool:
+        if isinstance(block, CallHost):
+            return not program.functions[block.function].per_chip
+        return isinstance(block, Collective | Infeed | Outfeed)
+
     def go(code: Sequence[Block], path: str, apart: str) -> None:
         for n, block in enumerate(code):
             here = f"{type(block).__name__.lower()} {path}{n}"
-            if apart and isinstance(block, Collective | Infeed | Outfeed):
+            if apart and is_met(block):
                 raise ProgramError(
                     f"{here}: lies in {apart}, which chips may run differently, for it depends on where they are or on pieces of what is "
                     f"cut over them; expected all chips to come to it alike.{where_text(block)}"

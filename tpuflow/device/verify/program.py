@@ -27,7 +27,7 @@ from tpuflow.dtypes import PRED, S32, DType
 from tpuflow.errors import ProgramError
 from tpuflow.isa.calls import ArrayType
 from tpuflow.isa.codec import MAX_DEPTH
-from tpuflow.isa.collectives import Await, Collective, Position, chips_of
+from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.liveness import touched
 from tpuflow.isa.program import (
     SPACE_BYTES,
@@ -265,13 +265,9 @@ def _feed(field: str) -> Check:
 
 
 def _call_host(program: Program, block: CallHost) -> None:
-    """A function that there is, arrays of its types, and one chip."""
+    """A function that there is, and arrays of its types."""
     if not 0 <= block.function < len(program.functions):
         raise Refusal(f"function {block.function} of the host does not exist; the program has {len(program.functions)}")
-    if program.mesh:
-        raise Refusal(
-            f"calls the host in a program for {chips_of(program.mesh)} chips; expected one, for it cannot be given pieces of arrays"
-        )
     function = program.functions[block.function]
     _check_arrays(program, "sources", block.sources, function.operands)
     _check_arrays(program, "targets", block.targets, function.results)

@@ -10,27 +10,23 @@ import numpy as np
 from tpuflow.dtypes import S32
 from tpuflow.isa.calls import ArrayType, HostCall, HostFunction
 from tpuflow.lower.graph.builder import Builder
-from tpuflow.lower.graph.graph import TensorType, Value
+from tpuflow.lower.graph.graph import TensorType
 from tpuflow.lower.operations.complex import ComplexType, Number, Type, packed, plane_types, planes
 
 
 def call_host(
-    b: Builder, function: Callable[..., Any], source: str, operands: Sequence[Number], types: Sequence[Type]
+    b: Builder, function: Callable[..., Any], source: str, operands: Sequence[Number], types: Sequence[Type], *, per_chip: bool = False
 ) -> tuple[Number, ...]:
     """The results, of these types, of a function on the host, which is called at the user's line `source`; complex numbers cross as their
-    planes.
+    planes. per_chip: every chip of several calls it.
 
     In a program that waits for none of its calls they are made after it, with what it sends."""
     function = _of_planes(function, [isinstance(x.type, ComplexType) for x in operands], [isinstance(t, ComplexType) for t in types])
-    return packed(_call(b, function, source, planes(operands), plane_types(types)), types)
-
-
-def _call(
-    b: Builder, function: Callable[..., Any], source: str, operands: Sequence[Value], types: Sequence[TensorType]
-) -> tuple[Value, ...]:
+    sent, received = planes(operands), plane_types(types)
     if b.waits or types:
-        return b.call_host(HostFunction(function, source, _signature(v.type for v in operands), _signature(types)), operands)
-    b.calls.append((HostCall(function, len(operands), source), tuple(operands) or (b.scalar(0, S32),)))
+        waited = HostFunction(function, source, _signature(v.type for v in sent), _signature(received), per_chip)
+        return packed(b.call_host(waited, sent), types)
+    b.calls.append((HostCall(function, len(sent), source), tuple(sent) or (b.scalar(0, S32),)))
     return ()
 
 

@@ -54,7 +54,7 @@ def lower_with_calls(
     check_axes(closed_jaxpr, name)
     b = Builder(name, types, input_names)
     pruned = compat.prune(compat.discharged(closed_jaxpr))
-    b.waits = compat.waits_for_host(pruned.jaxpr)
+    b.waits = compat.waits_for_host(pruned.jaxpr) or bool(compat.mesh_of(pruned))
     outputs = inline(b, pruned, b.inputs)
     for i, aval in enumerate(closed_jaxpr.out_avals):
         port_type(aval, f"result {i}")
@@ -150,7 +150,7 @@ def _apply(b: Builder, equation: Equation, operands: list[Number], wanted: list[
             expanded = expand(*(v.aval for v in equation.invars), **equation.params)
         return inline(b, expanded, operands)
     if (function := compat.host_function(equation)) is not None:
-        return call_host(b, function, _location(b, equation), operands, wanted)
+        return call_host(b, function, _location(b, equation), operands, wanted, per_chip=any(size > 1 for size in b.mesh.values()))
     rule = RULES.get(name) or COMPLEX.get(name)
     if rule is None and not is_known(name) and (defined := compat.own_definition(equation)) is not None:
         return inline(b, defined, operands)

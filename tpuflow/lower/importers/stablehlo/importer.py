@@ -68,11 +68,11 @@ def lower_stablehlo(
     """The graph of the `main` of a StableHLO module: a portable artifact (VHLO bytecode, as `jax.export` and PJRT give it), MLIR bytecode,
     or MLIR text, or one that is read already. Calls of other functions are inlined.
 
-    name: the graph's; empty: the module's. input_names, output_names: empty: as the module has them. host_functions: what a
-    `HOST_CALL` calls, by its number. mesh: the axes (and their sizes) of the mesh whose devices all run the module, numbered row-major.
-    trusted: the bytes are MLIR's own, such as JAX hands over: others are first read by another process (0.3 s), because jaxlib crashes on
-    some that are damaged. complex_ports: arguments and results may be complex, and are f32[2, ...] then, real plane first; otherwise they
-    are refused.
+    name: the graph's; empty: the module's. input_names, output_names: empty: as the module has them. host_functions: what
+    calls of the host call, by their numbers. mesh: the axes (and their sizes) of the mesh whose devices all run the module, numbered
+    row-major. trusted: the bytes are MLIR's own, such as JAX hands over: others are first read by another process (0.3 s), because
+    jaxlib crashes on some that are damaged. complex_ports: arguments and results may be complex, and are f32[2, ...] then, real plane
+    first; otherwise they are refused.
 
     Raises:
       ModuleError: the bytes are no module, or damaged.
@@ -90,7 +90,7 @@ def lower_stablehlo(
     b = Builder(name or read.name, types, names)
     b.mesh = mesh or {}
     context = Context(read, tuple(host_functions), (main.name,))
-    b.waits = any(waits_for_host(read, function.body) for function in read.functions.values())
+    b.waits = bool(mesh) or any(waits_for_host(read, function.body) for function in read.functions.values())
     inputs = [from_port(b, x) if isinstance(t, ComplexType) else x for x, t in zip(b.inputs, main.body.types, strict=True)]
     results = Region(context, main.body, {}, "").run(b, inputs)
     outputs = [to_port(b, x) if isinstance(x, Complex) else x for x in results]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpuflow.errors import UnsupportedDtypeError
-from tpuflow.isa.calls import HOST_CALL
+from tpuflow.isa.calls import HOST_CALLS
 from tpuflow.lower.graph.graph import TensorType
 from tpuflow.lower.operations.complex import ComplexType, Type
 from tpuflow.lower.operations.movement import TOKEN
@@ -152,7 +152,7 @@ def captured_by(arguments: tuple[int, ...], operations: tuple[Operation, ...], o
 def calls_host(module: Module, block: Block) -> bool:
     """Whether a block, or a function that it calls, calls the host."""
     return any(
-        operation.attributes.get("call_target_name") == HOST_CALL
+        operation.attributes.get("call_target_name") in HOST_CALLS
         or any(calls_host(module, inner) for inner in operation.blocks)
         or any(calls_host(module, module.functions[s.name].body) for s in _called(module, operation))
         for operation in block.operations
@@ -162,7 +162,7 @@ def calls_host(module: Module, block: Block) -> bool:
 def waits_for_host(module: Module, block: Block) -> bool:
     """Whether a block, or a function of the module, calls the host for results."""
     return any(
-        (operation.attributes.get("call_target_name") == HOST_CALL and bool(operation.results))
+        (operation.attributes.get("call_target_name") in HOST_CALLS and bool(operation.results))
         or any(waits_for_host(module, inner) for inner in operation.blocks)
         for operation in block.operations
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tpuflow.isa.calls import HOST_CALL
+from tpuflow.isa.calls import HOST_CALL_PER_CHIP, HOST_CALLS
 from tpuflow.jaxprs.shardings import LAST
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.graph.graph import TensorType, Value
@@ -64,13 +64,14 @@ def _last(b: Builder, *, types: tuple[TensorType]) -> Value:
     return b.full(types[0], 0)
 
 
-STRUCTURAL.add(f"custom_call {HOST_CALL}")
+STRUCTURAL.update(f"custom_call {target}" for target in HOST_CALLS)
 
 
-@RULES.lowers(f"custom_call {HOST_CALL}")
+@RULES.lowers(*(f"custom_call {target}" for target in HOST_CALLS))
 def _host_call(
     b: Builder,
     *operands: Number,
+    call_target_name: str,
     backend_config: str,
     host_functions: Sequence[Callable[..., Any]],
     location: str,
@@ -78,4 +79,5 @@ def _host_call(
 ) -> tuple[Number, ...]:
     if not backend_config.isdecimal() or int(backend_config) >= len(host_functions):
         raise UnsupportedForm(f"host function {backend_config!r} is not one of the {len(host_functions)} that are given")
-    return call_host(b, host_functions[int(backend_config)], location, operands, types)
+    per_chip = call_target_name == HOST_CALL_PER_CHIP
+    return call_host(b, host_functions[int(backend_config)], location, operands, types, per_chip=per_chip)
