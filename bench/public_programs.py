@@ -31,15 +31,10 @@ class Program:
         return f"{self.project}-{PurePosixPath(self.path).stem}"
 
 
-CHECKED = {"EQX_ON_ERROR": "nan"}
 CHAINS = (r"samples\[", r"vmap_args", r": means$", r": predictions$", "percentiles", "^printed:", "^points")
 CHAINS_REMARK = "its Markov chain parts from the CPU's after a rounding; compared is the mean of the predictions of all samples"
 PLATFORM = "numpyro.set_platform"
-REASONS = (
-    "`EQX_ON_ERROR=nan`, on both platforms: equinox's checks, which diffrax makes everywhere, call the host from within a program and wait",
-    "for its answer, which the device does not do; with equinox's default those programs are refused with their line.",
-    "`numpyro.set_platform` knows JAX's own platforms by name and no plugin; `JAX_PLATFORMS` says it.",
-)
+REASONS = ("`numpyro.set_platform` knows JAX's own platforms by name and no plugin; `JAX_PLATFORMS` says it.",)
 """Why programs are run as they are."""
 
 PROGRAMS: tuple[Program, ...] = (
@@ -51,15 +46,15 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program("equinox", "docs/examples/train_rnn.ipynb"),
     Program("equinox", "docs/examples/frozen_layer.ipynb"),
-    Program("diffrax", "docs/examples/coupled_odes.ipynb", environment=CHECKED),
-    Program("diffrax", "docs/examples/forcing.ipynb", environment=CHECKED),
+    Program("diffrax", "docs/examples/coupled_odes.ipynb"),
+    Program("diffrax", "docs/examples/forcing.ipynb"),
     Program("diffrax", "docs/examples/hessian.ipynb"),
     Program(
-        "diffrax", "docs/examples/steady_state.ipynb", 5e-3, environment=CHECKED,
+        "diffrax", "docs/examples/steady_state.ipynb", 5e-3,
         remark="the solver's own tolerance is 1e-3",
     ),
-    Program("diffrax", "docs/examples/kalman_filter.ipynb", environment=CHECKED),
-    Program("diffrax", "docs/examples/stiff_ode.ipynb", environment=CHECKED, skip=("^start$", "^end$"), remark="it asks for f64"),
+    Program("diffrax", "docs/examples/kalman_filter.ipynb"),
+    Program("diffrax", "docs/examples/stiff_ode.ipynb", skip=("^start$", "^end$"), remark="it asks for f64"),
     Program("optax", "docs/getting_started.ipynb"),
     Program("optax", "examples/perturbations.ipynb"),
     Program("optax", "examples/ogda_example.ipynb"),

@@ -139,6 +139,15 @@ CASES: dict[str, Case] = {
 """Where nothing is said of what the host hears, JAX's CPU backend is asked."""
 
 
+def within_a_mesh(jit: Callable[..., Any]) -> list[float]:
+    """What a function of the host computes with JAX where the mesh of the program's arrays is set."""
+    mesh = mesh_of(jax.devices())
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, NamedSharding(mesh, P(("a", "b"))))
+        function = jax.shard_map(lambda x: jax.pure_callback(lambda x: x * 2.0, x, x), in_specs=P(("a", "b")), out_specs=P(("a", "b")))
+        return np.asarray(jit(function)(x)).tolist()
+
+
 def run(name: str, jit: Callable[..., Any], devices: Any = None) -> tuple[list[list[Any]], list[float]]:
     """The results of a case and what the host heard in it."""
     case = CASES[name]
@@ -150,15 +159,21 @@ def run(name: str, jit: Callable[..., Any], devices: Any = None) -> tuple[list[l
     return results, [*HEARD]
 
 
-def _on_host_devices(name: str) -> tuple[list[list[Any]], list[float]]:
-    """The same by the fast engine on four host devices."""
+def by_jax() -> dict[str, Any]:
+    """All cases on JAX's default backend, and what is computed within a mesh."""
+    found: dict[str, Any] = {name: run(name, jax.jit, jax.devices()) for name in CASES}
+    return {**found, "within a mesh": ([within_a_mesh(jax.jit)], [])}
+
+
+def on_host_devices() -> dict[str, Any]:
+    """The same by the fast engine: the chips of each case on JAX's devices, and arrays that lie on these."""
     import tpuflow
     from tpuflow.device.fast.host_devices import SpreadHost
 
     with mock.patch("tpuflow.device.fast.host_devices.host_of", lambda program: SpreadHost(program.mesh, jax.devices())):
-        return run(name, tpuflow.jit)
+        found: dict[str, Any] = {name: run(name, tpuflow.jit) for name in CASES}
+    return {**found, "within a mesh": ([within_a_mesh(tpuflow.jit)], [])}
 
 
 if __name__ == "__main__":
-    found = {name: _on_host_devices(name) if "spread" in sys.argv else run(name, jax.jit, jax.devices()) for name in CASES}
-    print(json.dumps(found))
+    print(json.dumps(on_host_devices() if "spread" in sys.argv else by_jax()))

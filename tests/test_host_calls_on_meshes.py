@@ -8,16 +8,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import tpuflow
-from tests.host_calls_on_meshes import CASES, HEARD, X, by_hand, run, told
+from tests.host_calls_on_meshes import CASES, HEARD, X, by_hand, mesh_of, run, told
 from tpuflow.device.verify import verify
-from tpuflow.errors import ProgramError
+from tpuflow.errors import ProgramError, UnsupportedPrimitiveError
 
 FOUR = "--xla_force_host_platform_device_count=4"
 
@@ -56,8 +59,8 @@ def test_several_devices_call_it_too(way: str) -> None:
     found = in_a_process("spread", JAX_PLATFORMS="cpu", XLA_FLAGS=FOUR) if way == "host devices" else in_a_process(
         JAX_PLATFORMS="tpusim", TPUFLOW_DEVICES="4"
     )  # fmt: skip
-    for name, (want, listed) in by_jax().items():
-        results, heard = found[name]
+    for name, (results, heard) in found.items():
+        want, listed = by_jax()[name]
         assert sorted(heard) == sorted(listed), name
         for x, y in zip(results, want, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-6, err_msg=name)
@@ -108,3 +111,21 @@ def test_a_call_that_is_made_once_is_refused_where_not_all_chips_come() -> None:
     once = dataclasses.replace(program, functions=tuple(dataclasses.replace(f, per_chip=False) for f in program.functions))
     with pytest.raises(ProgramError, match=r"callhost \d+\.branch1\.\d+: lies in switch \d+, which chips may run differently"):
         verify(once)
+
+
+def printing(**options: Any) -> Callable[[Any], Any]:
+    return lambda x: (jax.debug.print("{}", x, **options), x)[1]
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "in order": (printing(ordered=True), "'debug_print' with ordered=True .*inside of jax.shard_map"),
+    "of pieces": (printing(partitioned=True), "partitioned=True outside of jax.shard_map.*Leave it out"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_partitioned_program_cannot_is_refused_with_its_line(name: str) -> None:
+    function, said = REFUSED[name]
+    with pytest.raises(UnsupportedPrimitiveError, match=r"test_host_calls_on_meshes\.py:\d+.*" + said):
+        tpuflow.jit(function, in_shardings=NamedSharding(mesh_of(), P("a")))(X)
+    jax.effects_barrier()

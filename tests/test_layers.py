@@ -114,6 +114,7 @@ MAY_USE_INTERNALS = {
     "tpuflow.jaxprs.executables": JAX_INTERNALS,
     "tpuflow.jaxprs.expansions": JAX_INTERNALS,
     "tpuflow.jaxprs.batches": ("jaxlib",),
+    "tpuflow.jaxprs.host_calls": JAX_INTERNALS,
     "tpuflow.jaxprs.modules": JAX_INTERNALS,
     "tpuflow.jaxprs.partitioner": ("jaxlib",),
     "tpuflow.jaxprs.plugins": JAX_INTERNALS,

@@ -10,6 +10,7 @@ import functools
 import linecache
 import os.path
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -199,7 +200,16 @@ def host_function(equation: Equation) -> Callable[..., Any] | None:
     """The host function of a `jax.debug.print`, `jax.debug.callback`, `io_callback` or `pure_callback`; None for other equations. It takes
     arrays, and the words of random keys."""
     function = CALLS_OF_THE_HOST.get(equation.primitive)
-    return None if function is None else functools.partial(function, **equation.params)
+    return None if function is None else functools.partial(where_no_mesh_is, functools.partial(function, **equation.params))
+
+
+def where_no_mesh_is(function: Callable[..., Any], *arrays: Any) -> Any:
+    """A host function's results. If a mesh is set here, which would be for the arrays of the program, it is called on another thread, as
+    JAX's CPU backend calls it: a mesh is its thread's."""
+    if mesh_around().empty:
+        return function(*arrays)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *arrays).result()
 
 
 def waits_for_host(jaxpr: Jaxpr) -> bool:

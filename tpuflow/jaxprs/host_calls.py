@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import itertools
+import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from jax._src import callback
+from jax._src.effects import ordered_effects
 from jax._src.interpreters import mlir
-from jax._src.sharding_impls import SPMDAxisContext
+from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
+from tpuflow.errors import UnsupportedPrimitiveError
 from tpuflow.isa.calls import HOST_CALL, HOST_CALL_PER_CHIP
-from tpuflow.jaxprs.compat import host_function
+from tpuflow.jaxprs.compat import host_function, location_of
 
 Rule = Callable[..., Sequence[Any]]
 HostFunction = Callable[..., Any]
+_PARTITIONED = "partitioned"
+"""The parameter of JAX's primitives for that."""
 CUSTOM_CALL = "stablehlo.custom_call"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The number of a function, the user's line, and whether devices are to call it with the pieces of arrays that they have."""
+
+    number: int
+    source: str
+    with_pieces: bool
 
 
 def lowering_rules(
@@ -30,7 +46,8 @@ def lowering_rules(
     calls once. Ordered callbacks need no token, since a Program makes its calls in order."""
 
     def rule(context: Any, *operands: Any, primitive: Any, **params: Any) -> Sequence[Any]:
-        return _lower(context, operands, enlist(function_of(primitive, params)))
+        number = enlist(function_of(primitive, params))
+        return _lower(context, operands, _Call(number, _source_of(ir.Location.current), params.get(_PARTITIONED, False)))
 
     return [(primitive, partial(rule, primitive=primitive)) for primitive in primitives]
 
@@ -38,18 +55,29 @@ def lowering_rules(
 def with_numbered_calls(closed: ClosedJaxpr, functions: list[HostFunction]) -> ClosedJaxpr:
     """The jaxpr with `host_call`s of functions that are added to `functions`, in place of JAX's own calls of the host, which can be lowered
     for real devices only."""
-    return closed.replace(jaxpr=_numbered(closed.jaxpr, functions))
+    jaxpr = _numbered(closed.jaxpr, functions)
+    return closed if jaxpr is closed.jaxpr else closed.replace(jaxpr=jaxpr)
 
 
 def _numbered(jaxpr: Jaxpr, functions: list[HostFunction]) -> Jaxpr:
-    return jaxpr.replace(eqns=[_numbered_equation(equation, functions) for equation in jaxpr.eqns])
+    """What calls nobody stays the object that it is: JAX lowers each only once."""
+    found = [_numbered_equation(equation, functions) for equation in jaxpr.eqns]
+    return jaxpr if all(map(operator.is_, found, jaxpr.eqns)) else jaxpr.replace(eqns=found)
 
 
 def _numbered_equation(equation: Any, functions: list[HostFunction]) -> Any:
     if (function := host_function(equation)) is None:
-        return equation.replace(params={key: _numbered_value(value, functions) for key, value in equation.params.items()})
+        params = {key: _numbered_value(value, functions) for key, value in equation.params.items()}
+        return equation if all(value is equation.params[key] for key, value in params.items()) else equation.replace(params=params)
+    if equation.params.get("ordered", False) or any(map(ordered_effects.contains, equation.effects)):
+        raise UnsupportedPrimitiveError(
+            f"{location_of(equation) or 'unknown source line'}: {equation.primitive.name!r} with ordered=True in a program that is "
+            "partitioned over several chips, which JAX has not, either: its partitioner keeps no order of calls. Leave ordered=True out, "
+            "or put all that runs on the chips inside of jax.shard_map, where calls are made in the program's order."
+        )
     functions.append(function)
-    params = {"number": len(functions) - 1, "avals": tuple(v.aval for v in equation.outvars)}
+    found = _Call(len(functions) - 1, location_of(equation) or "", equation.params.get(_PARTITIONED, False))
+    params = {"call": found, "avals": tuple(v.aval for v in equation.outvars)}
     return equation.replace(primitive=host_call_p, params=params)
 
 
@@ -59,7 +87,10 @@ def _numbered_value(value: Any, functions: list[HostFunction]) -> Any:
         return with_numbered_calls(value, functions)
     if isinstance(value, Jaxpr):
         return _numbered(value, functions)
-    return tuple(_numbered_value(v, functions) for v in value) if type(value) is tuple else value
+    if type(value) is not tuple:
+        return value
+    found = tuple(_numbered_value(v, functions) for v in value)
+    return value if all(map(operator.is_, found, value)) else found
 
 
 host_call_p = Primitive("host_call")
@@ -67,27 +98,37 @@ host_call_p.multiple_results = True
 
 
 @host_call_p.def_effectful_abstract_eval
-def _types(*_: Any, number: int, avals: tuple[Any, ...]) -> Any:
+def _types(*_: Any, call: _Call, avals: tuple[Any, ...]) -> Any:
     return list(avals), {callback._IOEffect}
 
 
-mlir.register_lowering(host_call_p, lambda context, *operands, number, avals: _lower(context, operands, number))
+mlir.register_lowering(host_call_p, lambda context, *operands, call, avals: _lower(context, operands, call))
 
 
-def _lower(context: Any, operands: Sequence[Any], number: int) -> Sequence[Any]:
+def _lower(context: Any, operands: Sequence[Any], call: _Call) -> Sequence[Any]:
     around = context.module_context.axis_context
     if isinstance(around, SPMDAxisContext):
         callback._callback_op_sharding(around, None, context.avals_out)  # raises, if only some axes of the mesh are mapped by hand
+    elif call.with_pieces and isinstance(around, ShardingContext) and around.num_devices > 1:
+        raise UnsupportedPrimitiveError(
+            f"{call.source or 'unknown source line'}: a call of the host with partitioned=True outside of jax.shard_map: which piece a "
+            "device has there only the partitioner knows. Leave it out, for one call with the whole array, or call inside of jax.shard_map."
+        )
     attributes = {
         "call_target_name": ir.StringAttr.get(HOST_CALL_PER_CHIP if isinstance(around, SPMDAxisContext) else HOST_CALL),
         "has_side_effect": ir.BoolAttr.get(True),
-        "backend_config": ir.StringAttr.get(str(number)),
+        "backend_config": ir.StringAttr.get(str(call.number)),
         "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 2),
     }
     types = [ir.RankedTensorType.get(a.shape, mlir.dtype_to_ir_type(a.dtype)) for a in context.avals_out]
-    call = ir.Operation.create(CUSTOM_CALL, types, list(operands), attributes)
+    made = ir.Operation.create(CUSTOM_CALL, types, list(operands), attributes)
     context.set_tokens_out(context.tokens_in)
-    return list(call.results)
+    return list(made.results)
+
+
+def _source_of(location: Any) -> str:
+    found = re.search(r'"([^"]+)":(\d+)', str(location))
+    return f"{found[1]}:{found[2]}" if found else ""
 
 
 def map_calls_by_hand(module: Any, mesh: Mapping[str, int]) -> None:

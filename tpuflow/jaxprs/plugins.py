@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import re
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from jaxlib import xla_client
 from jaxlib.mlir.dialects import stablehlo
 
 from tpuflow.errors import ConfigError
-from tpuflow.jaxprs.compat import CALLS_OF_THE_HOST
+from tpuflow.jaxprs.compat import CALLS_OF_THE_HOST, where_no_mesh_is
 from tpuflow.jaxprs.host_calls import lowering_rules
 from tpuflow.jaxprs.protobuf import fields, packed
 
@@ -72,13 +71,8 @@ def lower_host_calls(platform: str, enlist: Callable[[Callable[..., Any]], int])
 
 
 def _on_cpu(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
-    return functools.partial(_call_on_cpu, _callback(primitive, params), f"jax.{primitive.name}")
-
-
-def source_of(location: Any) -> str:
-    """The innermost of the source lines that an operation comes from; empty if none is known."""
-    found = re.search(r'"([^"]+)":(\d+)', str(location))
-    return f"{found[1]}:{found[2]}" if found else ""
+    called = functools.partial(_call_on_cpu, _callback(primitive, params), f"jax.{primitive.name}")
+    return functools.partial(where_no_mesh_is, called)
 
 
 def lower_as_for_tpus(platform: str) -> None:

@@ -42,9 +42,11 @@ effects.control_flow_allowed_effects.add_type(_Calls)
 
 
 def _lower(context: Any, *operands: Any, function: Callable[..., Any], avals: tuple[Any, ...]) -> Any:
-    """Not by `io_callback`, which looks for a CPU in JAX's list of backends."""
+    """Not by `io_callback`, which looks for a CPU in JAX's list of backends. Of several devices that run one program between them the first
+    calls; those of a `shard_map` call each."""
+    sharding = callback._callback_op_sharding(context.module_context.axis_context, None, context.avals_out)
     results, _, _ = callback.emit_python_callback(
-        context, function, None, list(operands), context.avals_in, context.avals_out, has_side_effect=True
+        context, function, None, list(operands), context.avals_in, context.avals_out, has_side_effect=True, sharding=sharding
     )
     return results
 
