@@ -48,7 +48,7 @@ def primitives_of_jax() -> set[str]:
     """The names of all primitives that JAX defines, those of its packages for other devices and sparse arrays included."""
     for module in _MODULES:
         importlib.import_module(f"jax.{module}")
-    return {x.name for x in _objects() if isinstance(x, Primitive)} - {"device_call"}
+    return {x.name for x in _objects() if isinstance(x, Primitive)} - {"device_call", "host_call"}  # tpuflow's own
 
 
 def _objects() -> list[object]:

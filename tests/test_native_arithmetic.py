@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
+from jax import lax
 
 import tpuflow
 from tests.arithmetic_values import REFERENCE, compute, every_value, finite_values, reduced, ulps_apart, values
@@ -479,3 +481,40 @@ def test_products_with_nothing_to_sum_are_of_elements_and_of_the_device_s_bits(p
     found, exact = (np.asarray(tpuflow.jit(multiply, fidelity=f)(x, y)) for f in ("native", "bitexact"))
     np.testing.assert_array_equal(found, exact)
     np.testing.assert_array_equal(np.signbit(found)[found == 0], np.signbit(exact)[exact == 0])
+
+
+PAYLOADS = np.array([0x7F81, 0x7FC0, 0x7FFF, 0xFF81, 0xFFC0, 0xFFFF, 0x7F80, 0xFF80, 0x0000, 0x8000, 0x3F80, 0x7F7F], np.uint16)
+"""NaN of every kind, and numbers that make some, in the bits of bf16."""
+
+
+@pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "sqrt"])
+def test_nan_in_bf16_stays_nan_whatever_its_payload(op: str):
+    """It is rounded as numbers are: this is right since its last 16 bits as f32 are zeros."""
+    x, y = (a.reshape(-1).view(ml_dtypes.bfloat16) for a in np.meshgrid(PAYLOADS, PAYLOADS))
+    of = {"sqrt": jnp.sqrt}.get(op) or (lambda x, y: getattr(lax, op)(x, y) * 1 + 0)
+    operands = (x,) if op == "sqrt" else (x, y)
+    native, exact = (np.asarray(tpuflow.jit(of, fidelity=fidelity)(*operands)) for fidelity in ("native", "bitexact"))
+    np.testing.assert_array_equal(native.astype(np.float32), exact.astype(np.float32))
+    assert np.isnan(native.astype(np.float32)).any()
+
+
+def test_nan_in_f32_becomes_one_in_bf16_whatever_its_payload():
+    bits = np.array([0x7F800001, 0x7FFFFFFF, 0x7FC00001, 0xFF800001, 0xFFFFFFFF, 0x7F80FFFF, 0x3F800000], np.uint32)
+    found = tpuflow.jit(lambda x: (x.astype(jnp.bfloat16), x.astype(jnp.bfloat16) + 1))(bits.view(np.float32))
+    for x in found:
+        assert list(np.isnan(np.asarray(x).astype(np.float32))) == [True] * 6 + [False]
+
+
+@pytest.mark.parametrize("axis", [0, 1, (0, 1)])
+def test_arguments_in_bf16_are_summed_as_they_are_read(axis: Any):
+    """By YNNPACK, while others read them, too, another sum among them: XLA does not write them as f32 first."""
+    x = np.random.default_rng(0).normal(size=(256, 512)).astype(ml_dtypes.bfloat16)
+    x[3, 5], x[4, 6], x[:, 8], x[7] = np.inf, np.nan, -0.0, -0.0
+    of = lambda x: (x.sum(axis), x.max(0), x[:, :256].sum(1), x.astype(jnp.float32).sum(2 * (axis == 0) - 1), x * x)  # noqa: E731
+    step, exact = tpuflow.jit(of), tpuflow.jit(of, fidelity="bitexact")
+    for native, want in zip(step(x), exact(x), strict=True):
+        np.testing.assert_allclose(np.asarray(native, np.float32), np.asarray(want, np.float32), rtol=1e-2, atol=1e-2)
+    (made,) = FastEngine(step.program(x)).translate()
+    text = made.compile().as_text()
+    fusions = [line for line in text[text.index("ENTRY") :].splitlines() if "__ynn_fusion" in line]
+    assert len(fusions) == 1 and "f32[256,512]" not in text[text.index("ENTRY") :]

@@ -66,7 +66,7 @@ def _rounded(name: str, function: Function) -> Function:
         result = (function if rounding.bitexact else native)(*(read(x, dtype) for x in operands))
         if name in _REPRESENTABLE:
             return rounding.representable(result, dtype)
-        return rounding.from_f32(rounding.hide(result) if name == "mul" else result, dtype)
+        return rounding.from_f32(rounding.hide(result) if name == "mul" else result, dtype, of_own=True)
 
     return apply
 

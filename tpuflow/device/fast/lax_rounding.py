@@ -93,14 +93,15 @@ def turned(bits: Value) -> Value:
     return lax.select(lax.lt(bits, jnp.zeros_like(bits)), bits ^ jnp.iinfo(bits.dtype).max, bits)
 
 
-def _rounded(x: Value, dtype: DType) -> Value:
-    """f32 to the nearest number of f16 or bf16, in f32."""
+def _rounded(x: Value, dtype: DType, *, short: bool) -> Value:
+    """f32 to the nearest number of f16 or bf16, in f32. short: the last 16 bits of a NaN are zeros, as of one that arithmetic hands on from
+    operands in bf16, or makes: rounded like a number it stays a NaN, and the loop takes four fifths of the time."""
     if dtype == F16:
         return _ending_in_select(f16_to_f32(f32_to_f16(x)))
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     even = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = lax.bitcast_convert_type((bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000), jnp.float32)
-    return lax.select(lax.ne(x, x), jnp.full_like(x, np.nan), rounded)
+    return rounded if short else lax.select(lax.ne(x, x), jnp.full_like(x, np.nan), rounded)
 
 
 def _ending_in_select(x: Value) -> Value:
@@ -158,10 +159,10 @@ class Rounding:
             return x
         return lax.select(lax.ne(x, x), self.full(x.shape, np.nan, F32), x)
 
-    def from_f32(self, x: Value, dtype: DType) -> Value:
-        """f32 results rounded once to a float carrier."""
+    def from_f32(self, x: Value, dtype: DType, *, of_own: bool = False) -> Value:
+        """f32 results rounded once to a float carrier. of_own: of one operation of the hardware's on carriers of this type."""
         if not self.bitexact:
-            return x if dtype == F32 else _rounded(x, dtype)
+            return x if dtype == F32 else _rounded(x, dtype, short=of_own)
         x = self.canonical(x)
         if dtype == BF16:
             return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)

@@ -152,6 +152,8 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
     taken = tuple(range(len(batch), len(batch) + len(steps)))  # steps that are taken at once: native only, where order is free
     axes = (*taken, *(len(batch) + len(steps) + x for x in i.axes))
     source, role = t.expand(a, batch), t.softmaxes.get(id(i)) if a.array.size >= SOFTMAX_ELEMS else None
+    if is_sum and (widened := t.ar.to_be_summed(source)) is not None:
+        source, in_memory = widened, True
     if role is Role.MAXIMUM:
         found = lax.expand_dims(lax.reduce(source, np.float32(-np.inf), lax.max, axes), axes)
     elif is_sum and acc.zero:

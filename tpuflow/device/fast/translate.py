@@ -80,7 +80,7 @@ class Translation:
         env: dict[Any, Any] = {
             c.buffer: ar.hold(_constant(program, c.buffer, c.data), program.buffers[c.buffer].dtype) for c in program.constants
         }
-        env.update({k: words(x) for k, x in arrays.items()})
+        env.update({k: ar.given(x) for k, x in arrays.items()})
         run = _Run(self, ar, zero, list(map(words, infeeds)), budget)
         if stage.loop is not None:
             run.slice(stage.loop, env, stage.after, trips)
