@@ -25,7 +25,7 @@ from tpuflow.jaxprs.compat import host_function, location_of
 Rule = Callable[..., Sequence[Any]]
 HostFunction = Callable[..., Any]
 _PARTITIONED = "partitioned"
-"""The parameter of JAX's primitives for that."""
+"""The parameter of JAX's primitives that says that devices call with the pieces of arrays that they have (`_Call.with_pieces`)."""
 CUSTOM_CALL = "stablehlo.custom_call"
 
 

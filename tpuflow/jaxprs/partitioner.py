@@ -62,6 +62,7 @@ def partition(closed: ClosedJaxpr, asked: Asked, name: str) -> Partitioned:
     """A jaxpr partitioned as it asks for.
 
     Raises:
+      UnsupportedPrimitiveError: it calls the host in order, or with the pieces of arrays that devices have outside of a `shard_map`.
       CompileError: XLA cannot partition it, or cuts arguments or results otherwise than over axes of the mesh or parts of them; or one of
         them is not an array but its summands.
     """

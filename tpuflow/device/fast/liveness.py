@@ -19,8 +19,9 @@ WORK: Key = ("work", 0)
 AGAIN: Key = ("again", 0)
 """Whether a while loop that is launched in slices has more trips."""
 CALLED: Key = ("called", 0)
-ACTIVE: Key = ("active", 0)
 """A token that every host call takes from the one before it and gives to the next, so that they are made in order."""
+ACTIVE: Key = ("active", 0)
+"""Whether a chip runs what it is in, of several that may not; no block hands it on."""
 
 
 def reads(block: Block) -> frozenset[int]:
