@@ -310,9 +310,14 @@ def agree(made: Compared) -> None:
         assert np.abs(ours - exact).max() <= 1e-4 * np.abs(exact).max()
     np.testing.assert_allclose(made.ours.losses, made.exact.losses, rtol=1e-5)
     assert made.ours.gradients.keys() == made.exact.gradients.keys()
-    for name, exact in made.exact.gradients.items():
-        own, theirs = distance(made.ours.gradients[name], exact), distance(made.theirs.gradients[name], exact)
-        assert own <= 3 * theirs, name
+    own, theirs = (
+        {name: distance(of[name], exact) for name, exact in made.exact.gradients.items()}
+        for of in (made.ours.gradients, made.theirs.gradients)
+    )
+    usual = float(np.median([*theirs.values()]))  # of a few numbers, PyTorch's roundings may happen to cancel on a processor
+    assert np.median([*own.values()]) <= 1.5 * usual
+    for name, error in own.items():
+        assert error <= 3 * max(theirs[name], usual), name
     for name, exact in made.exact.statistics.items():
         np.testing.assert_allclose(made.ours.statistics[name], exact, rtol=1e-4, atol=1e-5)
 
