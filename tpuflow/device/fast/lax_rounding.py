@@ -138,7 +138,11 @@ class Rounding:
 
     def hide(self, x: Value) -> Value:
         """f32 as it is, but XLA cannot contract the product it came from into a multiply-add (or fold it)."""
-        if not self.bitexact:
+        return self.unknown(x) if self.bitexact else x
+
+    def unknown(self, x: Value) -> Value:
+        """f32 as it is, but no compiler knows what it is, or what it came from (it may, without a `zero`: outside of a Program)."""
+        if self.zero is None:
             return x
         bits = lax.bitcast_convert_type(x, jnp.int32)
         return lax.bitcast_convert_type(lax.add(bits, lax.broadcast(self.zero, bits.shape)), jnp.float32)
