@@ -123,7 +123,7 @@ def mesh_of(devices: Any = None) -> Any:
     return jax.make_mesh(tuple(SIZES.values()), tuple(SIZES), devices=devices, axis_types=kinds)
 
 
-_SUMS, _FIRST, _SECOND = X.reshape(4, -1).sum(1), X[::2, 0], X[::2, 1]
+_SUMS, _FIRST = X.reshape(4, -1).sum(1), X[::2, 0]
 CASES: dict[str, Case] = {
     "where a chip is": Case(_where_a_chip_is, True, [0, 1, 2, 3, *_SUMS]),
     "on one of them": Case(_on_one_of_them, True, [X[4, 0], X[4, 1]]),

@@ -505,19 +505,19 @@ def test_nan_in_f32_becomes_one_in_bf16_whatever_its_payload():
         assert list(np.isnan(np.asarray(x).astype(np.float32))) == [True] * 6 + [False]
 
 
-@pytest.mark.parametrize("axis", [0, 1, (0, 1)])
-def test_arguments_in_bf16_are_summed_as_they_are_read(axis: Any):
-    """By YNNPACK, while others read them, too, another sum among them: XLA does not write them as f32 first."""
+@pytest.mark.parametrize("axis, other", [(0, 1), (1, 0), ((0, 1), 1)])
+def test_arguments_in_bf16_are_summed_as_they_are_read(axis: Any, other: int):
+    """By one sum of YNNPACK's, while others read them, too, another sum among them: XLA does not write f32 for it first."""
     x = np.random.default_rng(0).normal(size=(256, 512)).astype(ml_dtypes.bfloat16)
     x[3, 5], x[4, 6], x[:, 8], x[7] = np.inf, np.nan, -0.0, -0.0
-    of = lambda x: (x.sum(axis), x.max(0), x[:, :256].sum(1), x.astype(jnp.float32).sum(2 * (axis == 0) - 1), x * x)  # noqa: E731
+    of = lambda x: (x.sum(axis), x.max(0), x[:, :256].sum(1), x.astype(jnp.float32).sum(other), x * x)  # noqa: E731
     step, exact = tpuflow.jit(of), tpuflow.jit(of, fidelity="bitexact")
     for native, want in zip(step(x), exact(x), strict=True):
         np.testing.assert_allclose(np.asarray(native, np.float32), np.asarray(want, np.float32), rtol=1e-2, atol=1e-2)
     (made,) = FastEngine(step.program(x)).translate()
     text = made.compile().as_text()
-    fusions = [line for line in text[text.index("ENTRY") :].splitlines() if "__ynn_fusion" in line]
-    assert len(fusions) == 1 and "f32[256,512]" not in text[text.index("ENTRY") :]
+    library = [line for line in text[text.index("ENTRY") :].splitlines() if "__ynn_fusion" in line]
+    assert sum("%kept_0_" in line.split("fusion(")[1] for line in library) == 1
 
 
 @pytest.mark.parametrize("number", [1.0, -1.0, 2.0, 0.5, 0.0])

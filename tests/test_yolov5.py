@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -252,11 +252,11 @@ def two_threads(torch: ModuleType) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def compared(torch: ModuleType, config: Config, size: int, hyp: Hyperparameters) -> Compared:
+def compared(torch: ModuleType, config: Config, size: int, hyp: Hyperparameters, seed: int = 0) -> Compared:
     from tests import yolov5_torch
     from train import torch_yolov5
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     network = torch_yolov5.Network(config).train()
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -301,25 +301,26 @@ def ours_of(weights: Mapping[str, np.ndarray], config: Config, size: int, hyp: H
     )  # fmt: skip
 
 
-def distance(found: np.ndarray, exact: np.ndarray) -> float:
-    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+def distance(found: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> float:
+    return float(np.linalg.norm(np.stack(found) - np.stack(exact)) / np.linalg.norm(np.stack(exact)))
 
 
-def agree(made: Compared) -> None:
-    for ours, exact in zip(made.ours.maps, made.exact.maps, strict=True):
-        assert np.abs(ours - exact).max() <= 1e-4 * np.abs(exact).max()
-    np.testing.assert_allclose(made.ours.losses, made.exact.losses, rtol=1e-5)
-    assert made.ours.gradients.keys() == made.exact.gradients.keys()
-    own, theirs = (
-        {name: distance(of[name], exact) for name, exact in made.exact.gradients.items()}
-        for of in (made.ours.gradients, made.theirs.gradients)
-    )
-    usual = float(np.median([*theirs.values()]))  # of a few numbers, PyTorch's roundings may happen to cancel on a processor
-    assert np.median([*own.values()]) <= 1.5 * usual
-    for name, error in own.items():
-        assert error <= 3 * max(theirs[name], usual), name
-    for name, exact in made.exact.statistics.items():
-        np.testing.assert_allclose(made.ours.statistics[name], exact, rtol=1e-4, atol=1e-5)
+def agree(*steps: Compared) -> None:
+    """The errors of gradients are those of all steps together: of a scale of few numbers PyTorch's can be small by luck in one, by which
+    processor it is."""
+    for made in steps:
+        for ours, exact in zip(made.ours.maps, made.exact.maps, strict=True):
+            assert np.abs(ours - exact).max() <= 1e-4 * np.abs(exact).max()
+        np.testing.assert_allclose(made.ours.losses, made.exact.losses, rtol=1e-5)
+        assert made.ours.gradients.keys() == made.exact.gradients.keys()
+        for name, exact in made.exact.statistics.items():
+            np.testing.assert_allclose(made.ours.statistics[name], exact, rtol=1e-4, atol=1e-5)
+    for name in steps[0].exact.gradients:
+        exact = [made.exact.gradients[name] for made in steps]
+        own, theirs = (
+            distance([of.gradients[name] for of in found], exact) for found in zip(*((m.ours, m.theirs) for m in steps), strict=True)
+        )
+        assert own <= 3 * theirs, name
 
 
 @pytest.mark.slow
@@ -334,7 +335,7 @@ def agree(made: Compared) -> None:
     ids=["weighted", "four maps", "one class, focal"],
 )
 def test_a_narrow_network_and_its_loss_agree_with_pytorch(torch: ModuleType, config: Config, hyp: Hyperparameters) -> None:
-    agree(compared(torch, config, 2 * config.strides[-1], hyp))
+    agree(*(compared(torch, config, 2 * config.strides[-1], hyp, seed) for seed in range(3)))
 
 
 @pytest.mark.slow

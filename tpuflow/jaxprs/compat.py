@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import linecache
 import os.path
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -201,6 +201,31 @@ def host_function(equation: Equation) -> Callable[..., Any] | None:
     arrays, and the words of random keys."""
     function = CALLS_OF_THE_HOST.get(equation.primitive)
     return None if function is None else functools.partial(where_no_mesh_is, functools.partial(function, **equation.params))
+
+
+def check_calls(jaxpr: Jaxpr) -> None:
+    """Check that the host is not called inside of a `shard_map` over some axes alone of a mesh, where chips would call for the same arrays.
+
+    Raises:
+      UnsupportedPrimitiveError: it is.
+    """
+    for equation in equations(jaxpr):
+        if equation.primitive.name == "shard_map" and _is_partial(equation.params):
+            for inner in equations(equation.params["jaxpr"]):
+                if host_function(inner) is not None:
+                    raise partly_mapped(location_of(inner))
+
+
+def _is_partial(params: Mapping[str, Any]) -> bool:
+    return any(size > 1 and name not in versions.manual_axes(params) for name, size in params["mesh"].shape.items())
+
+
+def partly_mapped(source: str) -> UnsupportedPrimitiveError:
+    """The error of a call of the host inside of a `shard_map` over some axes alone of a mesh."""
+    return UnsupportedPrimitiveError(
+        f"{source or 'unknown source line'}: a call of the host inside of a jax.shard_map over some axes alone of its mesh, where chips "
+        "would call for the same arrays. Leave axis_names out, so that all axes are mapped, or call outside of it."
+    )
 
 
 def where_no_mesh_is(function: Callable[..., Any], *arrays: Any) -> Any:

@@ -20,7 +20,7 @@ from jaxlib.mlir.dialects import sdy
 
 from tpuflow.errors import UnsupportedPrimitiveError
 from tpuflow.isa.calls import HOST_CALL, HOST_CALL_PER_CHIP
-from tpuflow.jaxprs.compat import host_function, location_of
+from tpuflow.jaxprs.compat import host_function, location_of, partly_mapped
 
 Rule = Callable[..., Sequence[Any]]
 HostFunction = Callable[..., Any]
@@ -69,7 +69,7 @@ def _numbered_equation(equation: Any, functions: list[HostFunction]) -> Any:
     if (function := host_function(equation)) is None:
         params = {key: _numbered_value(value, functions) for key, value in equation.params.items()}
         return equation if all(value is equation.params[key] for key, value in params.items()) else equation.replace(params=params)
-    if equation.params.get("ordered", False) or any(map(ordered_effects.contains, equation.effects)):
+    if any(map(ordered_effects.contains, equation.effects)):
         raise UnsupportedPrimitiveError(
             f"{location_of(equation) or 'unknown source line'}: {equation.primitive.name!r} with ordered=True in a program that is "
             "partitioned over several chips, which JAX has not, either: its partitioner keeps no order of calls. Leave ordered=True out, "
@@ -108,7 +108,8 @@ mlir.register_lowering(host_call_p, lambda context, *operands, call, avals: _low
 def _lower(context: Any, operands: Sequence[Any], call: _Call) -> Sequence[Any]:
     around = context.module_context.axis_context
     if isinstance(around, SPMDAxisContext):
-        callback._callback_op_sharding(around, None, context.avals_out)  # raises, if only some axes of the mesh are mapped by hand
+        if any(size > 1 and name not in around.manual_axes for name, size in around.mesh.shape.items()):
+            raise partly_mapped(call.source)
     elif call.with_pieces and isinstance(around, ShardingContext) and around.num_devices > 1:
         raise UnsupportedPrimitiveError(
             f"{call.source or 'unknown source line'}: a call of the host with partitioned=True outside of jax.shard_map: which piece a "
@@ -134,18 +135,24 @@ def _source_of(location: Any) -> str:
 def map_calls_by_hand(module: Any, mesh: Mapping[str, int]) -> None:
     """Let XLA's partitioner give every device the whole operands, and take the results as whole arrays, of calls of the host that are made
     once, in a module (MLIR): it cannot do that with an operation that has side effects, but with one within what is mapped by hand."""
-    found: list[Any] = []
-
-    def visit(op: Any) -> Any:
-        if op.name == CUSTOM_CALL and op.attributes["call_target_name"].value == HOST_CALL:
-            found.append(op)
-        return ir.WalkResult.ADVANCE
-
     with module.context:
-        module.operation.walk(visit)
+        found = custom_calls(module, HOST_CALL)
         name = _name_of(module, mesh) if found else ""
         for op in found:
             _map_by_hand(op, name, tuple(mesh))
+
+
+def custom_calls(module: Any, target: str) -> list[Any]:
+    """The custom calls of a target in a module (MLIR)."""
+    found: list[Any] = []
+
+    def visit(op: Any) -> Any:
+        if op.name == CUSTOM_CALL and op.attributes["call_target_name"].value == target:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
 
 
 def _map_by_hand(op: Any, mesh: str, axes: Sequence[str]) -> None:

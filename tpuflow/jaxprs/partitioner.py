@@ -25,7 +25,7 @@ from tpuflow.isa.meshes import Sizes, axes_numbered, divided
 from tpuflow.jaxprs import versions
 from tpuflow.jaxprs.batches import cut_batches
 from tpuflow.jaxprs.compat import ClosedJaxpr
-from tpuflow.jaxprs.host_calls import HostFunction, map_calls_by_hand
+from tpuflow.jaxprs.host_calls import HostFunction, custom_calls, map_calls_by_hand
 from tpuflow.jaxprs.protobuf import fields
 from tpuflow.jaxprs.shardings import Asked, Cut, lowered
 
@@ -44,7 +44,7 @@ class Partitioned:
     the devices have arrays of their own: summands of one that is still to be summed over these (JAX's `PartitionSpec(unreduced=...)`), or,
     along all axes, the pieces of one that is cut in an order of the devices that is none of the axes. input_memories, output_memories:
     JAX's names of the memories that they are in, empty where the module names none. host_functions: what its calls of the host call, by
-    their numbers; none, if whoever lowered it has them.
+    their numbers.
     """
 
     module: bytes
@@ -116,16 +116,8 @@ _MODULE = 1
 
 def _keep_placements(module: Any) -> None:
     """XLA's CPU compiler drops what says into which memory an array is put, before it partitions; barriers it keeps, with what they say."""
-    found: list[Any] = []
-
-    def visit(op: Any) -> Any:
-        if op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == PLACEMENT:
-            found.append(op)
-        return ir.WalkResult.ADVANCE
-
     with module.context:
-        module.operation.walk(visit)
-        for op in found:
+        for op in custom_calls(module, PLACEMENT):
             said = {FRONTEND: op.attributes[FRONTEND]}
             types, point = [result.type for result in op.results], ir.InsertionPoint(op)
             barrier = ir.Operation.create("stablehlo.optimization_barrier", types, list(op.operands), said, loc=op.location, ip=point)

@@ -66,7 +66,8 @@ def _compile_for_mesh(client: Client, module: bytes, options: bytes, devices: Se
     from tpuflow.lower.importers.stablehlo.partitioned import lower_partitioned
 
     found = partition_artifact(module, options)
-    imported = _cast(client, lower_partitioned(found.partitioned, found.name, host_functions=HOST_FUNCTIONS, complex_ports=True))
+    partitioned = replace(found.partitioned, host_functions=tuple(HOST_FUNCTIONS))
+    imported = _cast(client, lower_partitioned(partitioned, found.name, complex_ports=True))
     donated = _usable(found.donated, [v.type for v in imported.graph.inputs], [v.type for v in imported.graph.outputs])
     program = compile_stablehlo(imported, chip=client.settings.chip, donated=donated)
     return _loaded(program, _metadata(imported, found.partitioned.module), devices)

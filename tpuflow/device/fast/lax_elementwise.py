@@ -52,6 +52,8 @@ _SPECIAL: dict[str, Function] = {
 }
 # How the native functions are given their operands: some tell a subnormal from zero now and then, pow a signalling NaN from a quiet one.
 _READ: dict[str, Function] = {"cbrt": flushed, "atan2": flushed, "pow": lambda x, dtype: quiet(flushed(x, dtype))}
+# Operands that LLVM is not to know: of atan2 with a known 1 it makes atan, a wrong one in vectors of 512 bits (jaxlib 0.10.2, AVX512).
+_UNKNOWN: dict[str, tuple[int, ...]] = {"atan2": (1,)}
 _EXACT: dict[str, Function] = {"rsqrt": lambda x: lax.div(jnp.ones_like(x), lax.sqrt(x))}
 _SIGN: dict[str, Function] = {"neg": lax.neg, "abs": lax.abs}
 
@@ -80,9 +82,7 @@ def _special(name: str) -> Function:
     def apply(rounding: Rounding, dtype: DType, *operands: Value) -> Value:
         if not rounding.bitexact:
             read = _READ.get(name, widen)
-            given = [read(x, dtype) for x in operands]
-            if name == "atan2":  # LLVM makes atan of one with a known 1, and a wrong one in vectors of 512 bits (jaxlib 0.10.2, AVX512)
-                given[1] = rounding.unknown(given[1])
+            given = [rounding.unknown(read(x, dtype)) if n in _UNKNOWN.get(name, ()) else read(x, dtype) for n, x in enumerate(operands)]
             return rounding.from_f32(_SPECIAL[name](*given), dtype)
         with x64():
             function = _EXACT.get(name, _SPECIAL[name])

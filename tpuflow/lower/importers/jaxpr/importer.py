@@ -54,6 +54,7 @@ def lower_with_calls(
     check_axes(closed_jaxpr, name)
     b = Builder(name, types, input_names)
     pruned = compat.prune(compat.discharged(closed_jaxpr))
+    compat.check_calls(pruned.jaxpr)
     b.waits = compat.waits_for_host(pruned.jaxpr) or bool(compat.mesh_of(pruned))
     outputs = inline(b, pruned, b.inputs)
     for i, aval in enumerate(closed_jaxpr.out_avals):

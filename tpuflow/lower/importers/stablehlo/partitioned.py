@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -29,12 +28,11 @@ def lower_partitioned(
     *,
     input_names: Sequence[str] = (),
     output_names: Sequence[str] = (),
-    host_functions: Sequence[Callable[..., Any]] = (),
     complex_ports: bool = False,
 ) -> Imported:
     """A partitioned module, imported for its mesh: without the result that only its partitioner needed, its all-reduces reassociated or
-    turned into reduce-scatters where possible. Names, `host_functions` and `complex_ports` are as `lower_stablehlo` takes them; results
-    without a name are numbered. A port that is stacked along mesh axes has one more axis, the first: its whole array is that of the
+    turned into reduce-scatters where possible. Names and `complex_ports` are as `lower_stablehlo` takes them; results without a name
+    are numbered. A port that is stacked along mesh axes has one more axis, the first: its whole array is that of the
     devices' own ones. Where groups of devices are parts of axes, these are divided.
 
     Raises:
@@ -42,8 +40,9 @@ def lower_partitioned(
     """
     read = read_stablehlo(found.module, trusted=True)
     mesh, parts = _divided(found.mesh, read)
-    functions = host_functions or found.host_functions
-    imported = lower_stablehlo(read, name, input_names=input_names, host_functions=functions, mesh=mesh, complex_ports=complex_ports)
+    imported = lower_stablehlo(
+        read, name, input_names=input_names, host_functions=found.host_functions, mesh=mesh, complex_ports=complex_ports
+    )
     graph = reassociate_all_reduces(create_reduce_scatters(reassociate_all_reduces(imported.graph), mesh))
     graph = replace(graph, outputs=graph.outputs[:-1], output_names=tuple(output_names))
     graph = _stacked(graph, found.stacked_inputs, found.stacked_outputs)
