@@ -17,7 +17,7 @@ from tests.program_builder import substitute
 from tests.programs import VMEM_PLACE, copies_program
 from tests.test_residency import PLACES, without_a_place
 from tpuflow.chips import get_chip
-from tpuflow.compiler import compile_function
+from tpuflow.compiler import PIPELINE, compile_function
 from tpuflow.device.fast.engine import FastEngine
 from tpuflow.device.reference import ReferenceEngine
 from tpuflow.device.runtime import Executable
@@ -25,6 +25,7 @@ from tpuflow.device.timing import time_program
 from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.copies import CopyQueue, CopyRow
 from tpuflow.device.verify import verify
+from tpuflow.dtypes import F32
 from tpuflow.errors import HazardError, ProgramError
 from tpuflow.isa.assembler import assemble
 from tpuflow.isa.collectives import Await
@@ -33,7 +34,12 @@ from tpuflow.isa.file import from_bytes, to_bytes
 from tpuflow.isa.instruction import Instruction
 from tpuflow.isa.liveness import Timeline, touched
 from tpuflow.isa.program import Block, Copy, Kernel, Program, walk
+from tpuflow.lower.assemble import Interface
+from tpuflow.lower.assemble import assemble as assemble_blocks
 from tpuflow.lower.copies import Placed, with_copies
+from tpuflow.lower.graph.builder import Builder
+from tpuflow.lower.graph.graph import TensorType
+from tpuflow.lower.memory import plan_memory
 from tpuflow.lower.stays import Access, Stay
 from tpuflow.reports.profile import profile
 from tpuflow.reports.trace import COPIES, trace
@@ -136,6 +142,44 @@ def test_an_array_takes_the_place_of_one_that_is_stored_there_and_then() -> None
     for placed in ((stored, loaded), (loaded, stored)):
         made = with_copies(program, timeline, [Placed(stay, place) for stay in placed])
         verify(made)
+
+
+def _replaced() -> tuple[Program, tuple[int, int], int]:
+    """A kernel that may write its result over its operand, before arrays stay; the two buffers, and its tick."""
+    b = Builder("f", [TensorType(F32, SHAPE)])
+    chip, graph = get_chip("generic"), b.finish([b.sort((b.neg(b.sort(b.inputs, 1)[0]),), 0)[0]])
+    for step in PIPELINE:
+        graph = step.on(chip, ())(graph)
+    plan = plan_memory(graph, chip)
+    program = assemble_blocks(graph, plan, chip, Interface())
+    ((old, new),) = plan.replaced
+    return program, (old, new), Timeline(program).spans[new][0]
+
+
+@pytest.mark.parametrize("kept", ["neither", "operand", "result", "both", "operand-stored", "operand-loaded", "result-stored"])
+def test_a_result_is_made_where_its_operand_lies_if_both_are_in_hbm(kept: str) -> None:
+    program, (old, new), tick = _replaced()
+    timeline, size = Timeline(program), program.buffers[old].bytes
+    first, last = timeline.spans[old][0], timeline.spans[new][1]
+    assert program.buffers[old] == program.buffers[new] and timeline.spans[old][1] == tick, "one address"
+    written, read = Access(first, written=size), Access(tick, read=size)
+    stays = {
+        "operand": Stay(old, first, tick, (written, read), 2 * size),
+        "result": Stay(new, tick, last, (Access(tick, written=size), Access(last, read=size)), 2 * size),
+        "operand-stored": Stay(old, first, first, (written,), size, ("", tick), ("", tick)),
+        "operand-loaded": Stay(old, first, tick, (read,), size, ("", tick), ("", tick), loads=True),
+        "result-stored": Stay(new, tick, tick, (Access(tick, written=size),), size, ("", tick + 1), ("", tick + 1)),
+    }
+    chosen = [stay for name, stay in stays.items() if name == kept or (kept == "both" and stay.begins is None)]
+    top = program.chip.resident_bytes
+    made = with_copies(program, timeline, [Placed(stay, top - (i + 1) * size) for i, stay in enumerate(chosen)], [(old, new)])
+    one = kept in ("neither", "operand-stored")
+    assert len(made.buffers) == len(program.buffers) - one + sum(stay.begins is not None for stay in chosen)
+    verify(made)
+    x = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+    for engine in ("reference", "fast"):
+        (found,) = Executable(made, engine=engine, fidelity="bitexact").launch([x])[0]
+        assert np.array_equal(np.asarray(found), np.sort(-np.sort(x, 1), 0)), engine
 
 
 def test_copies_survive_bytes_and_text() -> None:

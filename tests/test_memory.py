@@ -115,12 +115,17 @@ def test_buffers_that_share_bytes_are_never_needed_together(name: str) -> None:
     lives = lifetimes(graph)
     needed: dict[int, list[tuple[int, int]]] = {}
     for value, spans in lives.spans.items():
-        needed.setdefault(plan.buffer_of[value], []).extend((s >> 1, e >> 1) for s, e in spans)
+        needed.setdefault(plan.buffer_of[value], []).extend(spans)
     for i, one in needed.items():
         for j, other in needed.items():
             a, b = plan.buffers[i], plan.buffers[j]
+            half = (i, j) in plan.replaced or (j, i) in plan.replaced  # a kernel reads one where it then writes the other
             if i < j and a.address < b.address + b.bytes and b.address < a.address + a.bytes:
-                assert not any(s <= f and t <= e for s, e in one for t, f in other), (i, j)
+                assert not any(s <= f and t <= e for s, e in _ticks(one, half) for t, f in _ticks(other, half)), (i, j)
+
+
+def _ticks(spans: list[tuple[int, int]], half: bool) -> list[tuple[int, int]]:
+    return spans if half else [(s >> 1, e >> 1) for s, e in spans]
 
 
 # --- sharing ------------------------------------------------------------------------------------------------------------
@@ -222,7 +227,7 @@ def test_a_kernel_of_rows_overwrites_rows_that_nothing_else_reads() -> None:
     graph = compiled(softmax_between_products(), joined=False)
     plan = plan_memory(graph, CHIP)
     (rows,) = (n for n in graph.nodes if n.op == "fused" and n.attrs["kind"] == "rows")
-    assert plan.buffer_of[rows.inputs[0]] == plan.buffer_of[rows.results[0]]
+    assert (plan.buffer_of[rows.inputs[0]], plan.buffer_of[rows.results[0]]) in plan.replaced
     assert plan.use.temporary_bytes == 256 * 256 * 4
 
 

@@ -297,7 +297,7 @@ def _compile_by(steps: Sequence[Pass], graph: Graph, row: Chip, interface: Inter
     if log.shows:
         log.stage("kernels", scheduled(graph, tilings))
     with located("keep-on-chip"):
-        program = keep_on_chip(program)
+        program = keep_on_chip(program, plan.replaced)
     log.lap("keep-on-chip", f"{len(program.resident):6d} arrays stay on the chip")
     with located("plan-memory"):
         check_fits(plan, program)

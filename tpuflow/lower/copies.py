@@ -1,4 +1,4 @@
-"""A Program with copies between HBM and the chip put in, and its kernels made to read and write what they reach there."""
+"""A Program with copies between HBM and the chip put in, and its blocks made to read and write what they reach there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tpuflow.isa.collectives import Await
+from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.instruction import Instruction
-from tpuflow.isa.liveness import Timeline
-from tpuflow.isa.program import Block, Copy, Kernel, Loop, Moving, Program, Switch, While, walk
+from tpuflow.isa.liveness import Timeline, touched
+from tpuflow.isa.program import Block, CallHost, Copy, Kernel, Loop, Moving, Program, Switch, While, walk
 from tpuflow.lower.stays import Site, Stay
 
 
@@ -38,15 +38,22 @@ class _Between:
         return (*self.before, *self.stores, *stored, *self.copies, *self.after)
 
 
-def with_copies(program: Program, timeline: Timeline, placed: Sequence[Placed]) -> Program:
-    """Arrays on the chip at their places. One with a copy is a buffer of its own there, behind all others."""
-    buffers, names = list(program.buffers), list(program.buffer_names)
+def with_copies(program: Program, timeline: Timeline, placed: Sequence[Placed], replaced: Sequence[tuple[int, int]] = ()) -> Program:
+    """Arrays on the chip at their places. One with a copy is a buffer of its own there, behind all others.
+
+    The buffers of each pair in `replaced` (`MemoryPlan`) are made one where both are still in HBM at the kernel that they have in common.
+    """
+    numbers = _numbers(program, timeline, placed, replaced)
+    kept = sorted(set(numbers))
+    places = {n: i for i, n in enumerate(kept)}
+    final = [places[n] for n in numbers]
+    buffers, names = [program.buffers[n] for n in kept], [program.buffer_names[n] for n in kept if program.buffer_names]
     between: dict[Site, _Between] = defaultdict(_Between)
     renamed: dict[str, dict[int, int]] = defaultdict(dict)
     semaphore = max((b.semaphore for _, b in walk(program.code) if isinstance(b, Moving)), default=-1)
     for p in placed:
-        n, stay = p.stay.buffer, p.stay
-        there = replace(program.buffers[n], address=p.address, space=program.chip.array_space)
+        n, stay = final[p.stay.buffer], p.stay
+        there = replace(buffers[n], address=p.address, space=program.chip.array_space)
         if stay.begins is None or stay.awaited is None:
             buffers[n] = there
             continue
@@ -54,22 +61,43 @@ def with_copies(program: Program, timeline: Timeline, placed: Sequence[Placed]) 
         buffers.append(there)
         names += [names[n]] if names else []
         for access in stay.accesses:
-            renamed[timeline.places[access.tick]][n] = resident
+            renamed[timeline.places[access.tick]][p.stay.buffer] = resident
         source, target = (n, resident) if stay.loads else (resident, n)
         here, at_once = between[stay.begins], stay.begins == stay.awaited
         (here.stores if at_once and not stay.loads else here.copies).append(Copy(source, target, semaphore))
         if stay.loads or not at_once:
             (here.after if at_once else between[stay.awaited].before).append(Await(semaphore))
-    code = _List(between, renamed).blocks(program.code, "")
+    changed = {n: i for n, i in enumerate(final) if n != i}
+    code = _List(between, renamed, changed).blocks(program.code, "")
     return replace(program, buffers=tuple(buffers), buffer_names=tuple(names), code=code)
+
+
+def _numbers(program: Program, timeline: Timeline, placed: Sequence[Placed], replaced: Sequence[tuple[int, int]]) -> list[int]:
+    """The buffer that each buffer becomes: itself, or one that it replaces."""
+    stays: dict[int, list[Stay]] = defaultdict(list)
+    for p in placed:
+        stays[p.stay.buffer].append(p.stay)
+
+    def stays_there(buffer: int, first: int, last: int) -> bool:
+        """Whether the chip has it from the first to the last of these ticks."""
+        return any(s.begins is None or (s.accesses[0].tick <= first and last <= s.accesses[-1].tick) for s in stays[buffer])
+
+    numbers = list(range(len(program.buffers)))
+    for old, new in replaced:
+        common = timeline.spans[new][0], timeline.spans[old][1]
+        if not stays_there(old, *common) and not stays_there(new, *common):
+            numbers[new] = numbers[old]
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
 class _List:
-    """Goes over lists of blocks: what goes between them, and which buffers kernels use in place of others, by their places."""
+    """Goes over lists of blocks: what goes between them, which buffers kernels use in place of others, by their places, and which buffers
+    have other numbers everywhere else."""
 
     between: Mapping[Site, _Between]
     renamed: Mapping[str, Mapping[int, int]]
+    changed: Mapping[int, int]
 
     def blocks(self, code: Sequence[Block], path: str) -> tuple[Block, ...]:
         """A list with what goes in between."""
@@ -86,8 +114,10 @@ class _List:
     def _block(self, block: Block, place: str) -> Block:
         match block:
             case Kernel():
-                numbers = self.renamed.get(place)
-                return block if numbers is None else _renumbered(block, numbers)
+                numbers = {**self.changed, **self.renamed.get(place, {})}
+                return _renumbered(block, numbers) if any(b in numbers for b, _ in touched(block)) else block
+            case Collective() | Copy() | Position() | CallHost():
+                return self._elsewhere(block)
             case Loop():
                 return replace(block, body=self.blocks(block.body, f"{place}.body."))
             case While():
@@ -97,6 +127,25 @@ class _List:
                 branches = enumerate(block.branches)
                 return replace(block, branches=tuple(self.blocks(b, f"{place}.branch{i}.") for i, b in branches))
         return block
+
+    def _elsewhere(self, block: Any) -> Block:
+        """A block that is no kernel and has none inside of it, on other buffers."""
+        used = {name: getattr(block, name) for name in _BUFFERS[type(block)]}
+        return replace(block, **{name: self._changed(numbers) for name, numbers in used.items()}) if self.changed else block
+
+    def _changed(self, numbers: int | tuple[int, ...]) -> int | tuple[int, ...]:
+        if isinstance(numbers, int):
+            return self.changed.get(numbers, numbers)
+        return tuple(self.changed.get(n, n) for n in numbers)
+
+
+_BUFFERS: Mapping[type, Sequence[str]] = {
+    Collective: ("source", "target"),
+    Copy: ("source", "target", "index"),
+    Position: ("buffer",),
+    CallHost: ("sources", "targets"),
+}
+"""The fields that name buffers; those that other blocks name are never made one with others."""
 
 
 def _renumbered(kernel: Kernel, numbers: Mapping[int, int]) -> Kernel:

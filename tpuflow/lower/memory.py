@@ -74,6 +74,7 @@ class _Place:
     source: str = ""  # the user's line that makes it; of an argument none
     kept: bool = False  # a constant, or an input that is not donated: never written
     shaped: bool = False
+    instead_of: _Place | None = None  # whose address it has, when what is there is over
     space: str = "hbm"  # or "host"
     input: int | None = None
     output: int | None = None
@@ -84,6 +85,14 @@ class _Place:
     def ticks(self) -> Span:
         """First and last tick at which it is needed; whole ticks, so that what only just ends still has a place of its own."""
         return min(s for s, _ in self.spans) >> 1, max(e for _, e in self.spans) >> 1
+
+    @property
+    def first(self) -> _Place:
+        """The first of those that have this address one after the other; its spans are those of all of them."""
+        place = self
+        while place.instead_of is not None:
+            place = place.instead_of
+        return place
 
 
 _Move = tuple[_Place, _Place]
@@ -121,6 +130,7 @@ class _Planner:
     places: dict[Value, _Place] = field(default_factory=dict)
     members: dict[_Place, list[Value]] = field(default_factory=dict)
     temporaries: list[_Place] = field(default_factory=list)
+    replaced: list[_Move] = field(default_factory=list)
 
     def plan(self) -> MemoryPlan:
         self._open_places()
@@ -206,12 +216,16 @@ class _Planner:
                     break
 
     def _replace_temporaries(self) -> None:
-        """Results take the place of operands of their type that are over; places that inputs, outputs and blocks have are left alone."""
+        """Results take the addresses of operands of their type that are over; places that inputs, outputs and blocks have are left alone.
+        The two are buffers of their own, of which one may stay on the chip; where both are in HBM, they become one (`keep_on_chip`)."""
         fixed = {*self.graph.inputs, *self.graph.outputs, *(v for node in self.graph.walk() if (v := _block_value(node)) is not None)}
         taken = {id(self.places[v]) for v in fixed}
         for operand, result in self.lives.replacing:
-            if taken.isdisjoint((id(self.places[operand]), id(self.places[result]))):
-                self._merge(operand, result)
+            old, new = self.places[operand], self.places[result]
+            one, two = old.first, new.first
+            if taken.isdisjoint((id(old), id(new))) and one is not two and not _meet(one.spans, two.spans):
+                one.spans, two.instead_of = sorted(one.spans + two.spans), one
+                self.replaced.append((old, new))
 
     # --- copies -----------------------------------------------------------------------------------------------------
 
@@ -300,9 +314,10 @@ class _Planner:
     # --- numbers ----------------------------------------------------------------------------------------------------
 
     def _numbered(self, outputs: list[_Place], blocks: Mapping[Node, _Place], copies: _Copies) -> MemoryPlan:
-        places = [*dict.fromkeys(self.places.values()), *self.temporaries]
-        addresses, peak_bytes = _assigned([p for p in places if p.space == "hbm"])
-        addresses |= _assigned([p for p in places if p.space == "host"])[0]
+        places = self._all_places()
+        firsts = [p for p in places if p.instead_of is None]
+        addresses, peak_bytes = _assigned([p for p in firsts if p.space == "hbm"])
+        addresses |= _assigned([p for p in firsts if p.space == "host"])[0]
         for number, place in enumerate(places):
             place.number = number
 
@@ -310,7 +325,7 @@ class _Planner:
             return tuple(Assignment(source.number, target.number) for source, target in moves)
 
         return MemoryPlan(
-            tuple(Buffer(p.type.dtype, p.type.shape, addresses[p], p.space) for p in places),
+            tuple(Buffer(p.type.dtype, p.type.shape, addresses[p.first], p.space) for p in places),
             tuple(self._name(p) for p in places),
             {value: place.number for value, place in self.places.items()},
             {node: place.number for node, place in blocks.items()},
@@ -319,12 +334,18 @@ class _Planner:
             {node: numbers(moves) for node, moves in copies.before.items() if moves},
             {node: numbers(moves) for node, moves in copies.after.items() if moves},
             {region: numbers(moves) for region, moves in copies.at_end.items() if moves},
-            self._use([p for p in places if p.space == "hbm"], peak_bytes),
+            self._use([p for p in firsts if p.space == "hbm"], peak_bytes),
+            tuple((old.number, new.number) for old, new in self.replaced),
         )
+
+    def _all_places(self) -> list[_Place]:
+        """Those that may be made one with another come last: the numbers of the others stay as they are then."""
+        replacing = {id(new) for _, new in self.replaced}
+        return sorted([*dict.fromkeys(self.places.values()), *self.temporaries], key=lambda place: id(place) in replacing)
 
     def live_at_peak(self) -> list[Held]:
         """What HBM holds at the tick at which it holds most, largest first."""
-        places = [p for p in (*dict.fromkeys(self.places.values()), *self.temporaries) if p.space == "hbm"]
+        places = [p for p in self._all_places() if p.space == "hbm" and p.instead_of is None]
         change: Counter[int] = Counter()
         for p in places:
             begin, end = p.ticks

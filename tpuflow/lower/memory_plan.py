@@ -46,8 +46,9 @@ class MemoryPlan:
     """Buffers with addresses; the buffer of every value; copies around nodes and at the end of regions, in order.
 
     `block_buffer_of`: the buffer that a node's block itself reads or writes, in exactly its shape: a loop's trip count, a while's
-    predicate, a switch's index, the item of an infeed or outfeed. `overflowing`: where HBM is too small for the plan, unless arrays stay in
-    VMEM, what is needed at the peak.
+    predicate, a switch's index, the item of an infeed or outfeed. `replaced`: pairs of buffers that
+    may be one, in the order of the program: the later is written where the earlier is read for the last time, and has its address.
+    `overflowing`: where HBM is too small for the plan, unless arrays stay in VMEM, what is needed at the peak.
     """
 
     buffers: tuple[Buffer, ...]
@@ -60,4 +61,5 @@ class MemoryPlan:
     assigned_after: Mapping[Node, tuple[Assignment, ...]]
     assigned_at_end: Mapping[Graph, tuple[Assignment, ...]]
     use: MemoryUse
+    replaced: tuple[tuple[int, int], ...] = ()
     overflowing: tuple[Held, ...] = ()

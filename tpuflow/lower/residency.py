@@ -29,23 +29,24 @@ TICK_POWERS = (1.0, 0.5)
 best for all Programs (on tpu-v5e the first is for BERT-large, the second for ResNet-50 and GPT-2)."""
 
 
-def keep_on_chip(program: Program) -> Program:
+def keep_on_chip(program: Program, replaced: Sequence[tuple[int, int]] = ()) -> Program:
     """The same Program with arrays that stay on the chip, copies between HBM and there, and what is in HBM closer together.
 
-    Needs a chip that has a place for arrays (`Chip.array_space`); as it was on any other. Loops count once.
+    Arrays stay if the chip has a place for them (`Chip.array_space`). Loops count once. `replaced`, as a plan has it (`MemoryPlan`):
+    buffers that become one if both are still in HBM.
     """
-    if not program.chip.array_space or ALIGNMENT_BYTES % program.chip.cores:
-        return program
     timeline = Timeline(program)
     placed = _placed(program, timeline)
-    if not placed:
+    if not placed and not replaced:
         return program
-    made = with_copies(program, timeline, placed)
-    return replace(made, buffers=_packed(made, Timeline(made)))
+    made = with_copies(program, timeline, placed, replaced)
+    return replace(made, buffers=_packed(made, Timeline(made))) if placed else made
 
 
 def _placed(program: Program, timeline: Timeline) -> Sequence[Placed]:
     """What stays, and where, in the order of candidates that saves most; with copies only if that is more than without any."""
+    if not program.chip.array_space or ALIGNMENT_BYTES % program.chip.cores:
+        return ()
     hosts = frozenset(b for block in timeline.blocks if not isinstance(block, Kernel) for b, _ in touched(block))
     bus = Bus.of(program, timeline)
     candidates = list(Stays.of(program, timeline, bus, hosts).all(range(len(program.buffers))))
@@ -53,7 +54,7 @@ def _placed(program: Program, timeline: Timeline) -> Sequence[Placed]:
 
     def worth(stay: Stay, power: float) -> tuple[float, int, int]:
         ticks = stay.last - stay.first + 1
-        return -stay.saved_bytes / (program.buffers[stay.buffer].bytes * ticks**power), stay.buffer, stay.first
+        return -stay.saved_bytes / (program.buffers[stay.buffer].bytes * ticks**power), stay.first, stay.buffer
 
     found = [
         _chosen(sorted(some, key=lambda stay, power=power: worth(stay, power)), program, bus.copy(), floors)
