@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ import tpuflow
 from tpuflow import cli
 from tpuflow.comparing import comparing, vendor
 from tpuflow.comparing.collectives import vendor_collectives
-from tpuflow.comparing.hlo import Array, Module, Moved, Space, moved, parse
+from tpuflow.comparing.hlo import Array, Module, Space, parse
+from tpuflow.comparing.traffic import Moved, moved
 from tpuflow.comparing.trips import with_trips
 from tpuflow.errors import ConfigError
 from tpuflow.estimating.estimating import estimate
@@ -136,6 +138,71 @@ ENTRY %main (x: f32[64,128], y: f32[8,128]) -> f32[64,128] {
 }
 """
 GUEST, INDICES, NUMBER = 8 * 128 * 4, 16 * 4, 4
+
+
+# --- products in blocks
+
+
+def _product(iterations: str, *, rows: int = 4096, space: str = "", kernel: str = "128,4", summed: int = 1024) -> Module:
+    """bf16[rows,1024] x bf16[1024,4096] with a bias and a residual, in blocks of 512 rows and as many columns."""
+    windows = f'"input_window_bounds":["64","{summed // 128}"],"kernel_window_bounds":[{_quoted(kernel)}],"output_window_bounds":["64","4"]'
+    config = f'{{"window_config":{{{windows},"iteration_bounds":[{_quoted(iterations)}]}}}}'
+    x, w, r = (
+        f"bf16[{rows},1024]{{1,0:T(8,128)(2,1){space}}}",
+        "bf16[1024,4096]{1,0:T(8,128)(2,1)}",
+        f"bf16[{rows},4096]{{1,0:T(8,128)(2,1)}}",
+    )
+    text = f"""HloModule jit_step
+
+%blocks (a: bf16[{rows},1024], b: bf16[1024,4096], c: bf16[4096], d: bf16[{rows},4096], e: bf16[1024]) -> bf16[{rows},4096] {{
+  %d = {r} parameter(3)
+  %e = bf16[1024]{{0:T(1024)(128)(2,1)}} parameter(4)
+  %a = {x} parameter(0)
+  %b = {w} parameter(1)
+  %c = bf16[4096]{{0:T(1024)(128)(2,1)}} parameter(2)
+  %wide = {x} broadcast(%e), dimensions={{1}}
+  %scaled = {x} multiply(%a, %wide)
+  %dot = {r} convolution(%scaled, %b), dim_labels=bf_io->bf
+  %bias = {r} broadcast(%c), dimensions={{1}}
+  %biased = {r} add(%dot, %bias)
+  ROOT %sum = {r} add(%biased, %d)
+}}
+
+ENTRY %main (x: bf16[{rows},1024], w: bf16[1024,4096], bias: bf16[4096], r: bf16[{rows},4096], s: bf16[1024]) -> bf16[{rows},4096] {{
+  %x = {x} parameter(0)
+  %w = {w} parameter(1)
+  %bias = bf16[4096]{{0:T(1024)(128)(2,1)}} parameter(2)
+  %r = {r} parameter(3)
+  %s = bf16[1024]{{0:T(1024)(128)(2,1)}} parameter(4)
+  ROOT %y = {r} fusion(%x, %w, %bias, %r, %s), kind=kOutput, calls=%blocks, backend_config={config}
+}}
+"""
+    return parse(text)
+
+
+def _quoted(numbers: str) -> str:
+    return ",".join(f'"{n}"' for n in numbers.split(","))
+
+
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [
+        ({"iterations": "8,8,1"}, (8, 1)),  # both are as large: features are the outer loop
+        ({"iterations": "8,2,1", "rows": 1024}, (1, 2)),  # the weights once more are less than the rows seven times more
+        ({"iterations": "8,2,1", "rows": 1024, "space": "S(1)"}, (8, 1)),  # but not if the rows are in VMEM
+        ({"iterations": "8,1,1", "rows": 512}, (1, 1)),
+        ({"iterations": "8,8,2", "summed": 512, "kernel": "64,4"}, (8, 8)),  # what is summed changes the blocks of both
+        ({"iterations": "8,2,1"}, (1, 1)),  # there are 8 blocks of rows, so the loops are others than thought
+        ({"iterations": "4,8,1"}, (1, 1)),
+        ({"iterations": "8,8,1,1"}, (1, 1)),
+    ],
+)
+def test_a_product_in_blocks_reads_operands_again(options: dict[str, Any], times: tuple[int, int]):
+    module = _product(**options)
+    rows = options.get("rows", 4096)
+    x, w, others = 2 * rows * 1024 * times[0], 2 * 1024 * 4096 * times[1], 2 * (2 * rows * 4096 + 4096 + 1024)
+    inside = {"vmem": x} if "space" in options else {}
+    assert moved(module, "main", module.op("main", "y")) == Moved(hbm=x + w + others - sum(inside.values()), **inside)
 
 
 @pytest.mark.parametrize(

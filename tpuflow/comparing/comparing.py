@@ -12,7 +12,8 @@ from tpuflow.chips import Chip, get_chip
 from tpuflow.comparing import vendor
 from tpuflow.comparing.collectives import own_collectives, vendor_collectives
 from tpuflow.comparing.comparison import Comparison, KernelCosts, LayerRow, Side, Work, total
-from tpuflow.comparing.hlo import STARTS, Module, Op, moved
+from tpuflow.comparing.hlo import STARTS, Module, Op
+from tpuflow.comparing.traffic import moved
 from tpuflow.data.batching import as_batch
 from tpuflow.errors import ConfigError
 from tpuflow.estimating.estimating import Estimate, estimate, estimate_training

@@ -1,4 +1,4 @@
-"""A parser of XLA:TPU's optimised, scheduled HLO text: its instructions with memory spaces, and the bytes that each moves.
+"""A parser of XLA:TPU's optimised, scheduled HLO text: its instructions, with memory spaces and windows.
 
 The layout of an array gives its memory space by number: `S(1)` is VMEM, no `S` is HBM (`Space`). Only what `tpuflow.compare` needs is
 parsed.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -63,15 +63,32 @@ _INDEX = re.compile(r"index=(\d+)")
 _CHAIN = re.compile(r'chain_id="(\d+)"')
 _DEVICES = re.compile(r"HloModule .*num_partitions=(\d+)")
 _ROW = re.compile(r"(\d+) (?:\"(.*)\"|\{(.*)\})$")
+_TILE = re.compile(r":T\(([\d,]+)\)")
+_WINDOWS = ("input_window", "kernel_window", "output_window")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """One array of a shape: its bytes (without what layouts pad) and memory space."""
+    """One array of a shape: its bytes (without what layouts pad) and memory space; its lengths, from the axis that varies slowest in memory
+    to the one that varies fastest, and the tile that its layout cuts the last of them into."""
 
     bytes: int
     space: Space
+    lengths: tuple[int, ...] = field(default=(), compare=False)
+    tile: tuple[int, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The blocks in which a product or convolution is computed: the lengths of one of each operand and of the result, in tiles where the
+    layout has some, and how many iterations of each loop there are: over features of the result, its batch, its space, the window, and
+    features that are summed."""
+
+    input: tuple[int, ...]
+    kernel: tuple[int, ...]
+    output: tuple[int, ...]
+    iterations: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +98,8 @@ class Op:
     called: role ("calls" | "body" | "condition" | "branch") and computation; cycles: what the compiler expects of a product or convolution,
     else None; vmem: bytes of VMEM that it works in, beside its operands; trips: of a loop, 0 if they are not known; number: of a parameter,
     the place of what is taken out of a tuple, or the value of a whole constant; direction: of a comparison; group: of a collective, the
-    devices that take part together, 0 for all; chain: the number that fusions share which go on with one collective.
+    devices that take part together, 0 for all; chain: the number that fusions share which go on with one collective; windows: of a product
+    or convolution that is computed in blocks.
     """
 
     name: str
@@ -99,6 +117,7 @@ class Op:
     root: bool = False
     group: int = 0
     chain: str = ""
+    windows: Windows | None = None
 
 
 @dataclass(frozen=True)
@@ -224,7 +243,13 @@ def _op(line: str, frames: _Frames) -> Op | None:
         root=bool(head[1]),
         group=_group(attributes),
         chain="" if chain is None else chain[1],
+        windows=_windows(window),
     )
+
+
+def _windows(config: Mapping[str, Any]) -> Windows | None:
+    found = [tuple(map(int, config.get(f"{name}_bounds", ()))) for name in (*_WINDOWS, "iteration")]
+    return Windows(*found) if all(found) else None
 
 
 def _number(opcode: str, operands: str, attributes: str) -> int | None:
@@ -275,8 +300,11 @@ def _array(found: tuple[str, str, str]) -> Array:
     bits = 8 if _F8.fullmatch(kind) else BITS.get(kind)
     if bits is None:
         raise ConfigError(f"the HLO has arrays of {kind}, whose size is not known here (tpuflow.comparing.hlo.BITS).")
-    elements = math.prod(int(n) for n in lengths.split(",")) if lengths else 1
-    return Array(-(-elements * bits // 8), _space(layout))
+    shape = tuple(map(int, lengths.split(","))) if lengths else ()
+    order = [int(n) for n in layout.partition(":")[0].split(",") if n]
+    tile = _TILE.search(layout)
+    in_memory = tuple(shape[axis] for axis in reversed(order)) if len(order) == len(shape) else shape
+    return Array(-(-math.prod(shape) * bits // 8), _space(layout), in_memory, () if tile is None else tuple(map(int, tile[1].split(","))))
 
 
 def _space(layout: str) -> Space:
@@ -299,89 +327,3 @@ def _config(attributes: str) -> dict[str, Any]:
         return json.JSONDecoder().raw_decode(attributes, at + len(_CONFIG) - 1)[0]
     except json.JSONDecodeError as error:
         raise ConfigError(f"the HLO has a backend_config that is no JSON ({error}): {short(attributes[at:])}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """The bytes that one execution of an instruction moves, by memory space; `prefetched`: HBM bytes of asynchronous copies."""
-
-    hbm: int = 0
-    prefetched: int = 0
-    vmem: int = 0
-    cmem: int = 0
-    smem: int = 0
-    host: int = 0
-
-
-KEPT: Mapping[str, tuple[Space, ...]] = {
-    "hbm": (Space.HBM,),
-    "vmem": (Space.VMEM,),
-    "cmem": (Space.CMEM,),
-    "smem": (Space.SMEM, Space.SCALAR),
-    "host": (Space.HOST,),
-}
-"""By the fields of `Moved`; semaphores carry no data."""
-
-
-def moved(module: Module, computation: str, op: Op) -> Moved:
-    """The bytes that an instruction moves. Where a fusion only slices an operand, or updates a slice of it in place, the slice counts."""
-    if op.opcode in STARTS:
-        return _started(op.results[0], op.results[1])
-    if op.opcode.endswith(("-done", "-update")):
-        return Moved()
-    read = [size for i, name in enumerate(op.operands) for size in _read(module, computation, op, i, name)]
-    return Moved(**_by_space([*read, *_written(module, op)]))
-
-
-def _started(one: Array, other: Array) -> Moved:
-    """An asynchronous copy: as many bytes as its smaller end has leave one memory and reach the other. Only the end in HBM or the host's
-    memory is counted."""
-    size = min(one.bytes, other.bytes)
-    ends = _by_space([Array(size, one.space), Array(size, other.space)])
-    return Moved(prefetched=ends["hbm"], host=ends["host"])
-
-
-def _by_space(arrays: Sequence[Array]) -> dict[str, int]:
-    return {name: sum(a.bytes for a in arrays if a.space in spaces) for name, spaces in KEPT.items()}
-
-
-def _read(module: Module, computation: str, op: Op, place: int, name: str) -> list[Array]:
-    whole = list(module.op(computation, name).results)
-    if len(whole) != 1:
-        return whole
-    if op.opcode in CUTS:
-        return [Array(op.results[0].bytes, whole[0].space)] if place == 0 else whole
-    inside = _fused(op)
-    if inside is None:
-        return whole
-    parameter = _parameters(module, inside)[place]
-    users = module.users.get((inside, parameter.name), ())
-    if all(u.opcode in CUTS and u.operands[0] == parameter.name for u in users):
-        return [Array(sum(u.results[0].bytes for u in users), whole[0].space)]
-    if all(_changes(u, parameter.name) for u in users):
-        return []
-    return whole
-
-
-def _changes(op: Op, name: str) -> bool:
-    """Whether an instruction changes a piece of `name`, the rest of which it does not look at."""
-    return op.opcode == "dynamic-update-slice" and op.operands[0] == name and name not in op.operands[1:]
-
-
-def _written(module: Module, op: Op) -> Sequence[Array]:
-    inside = _fused(op)
-    if inside is None or len(op.results) != 1:
-        return op.results
-    root = next(o for o in module.computations[inside] if o.root)
-    if root.opcode != "dynamic-update-slice":
-        return op.results
-    piece = module.op(inside, root.operands[1])
-    return [Array(sum(a.bytes for a in piece.results), op.results[0].space)]
-
-
-def _fused(op: Op) -> str | None:
-    return next((name for role, name in op.called if role == "calls"), None) if op.opcode == "fusion" else None
-
-
-def _parameters(module: Module, computation: str) -> list[Op]:
-    return sorted((o for o in module.computations[computation] if o.opcode == "parameter"), key=lambda o: o.number or 0)
