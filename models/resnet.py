@@ -23,7 +23,8 @@ class Style:
     """How the layers of a residual network are made.
 
     With `even_padding` a window of k is padded by k // 2 on each side; without it as "same" does, where at stride 2 the end gets
-    one row and column more than the beginning. `momentum` is the share of the old running statistics.
+    one row and column more than the beginning. `momentum` is the share of the old running statistics, `norm_axis` the mesh axis over whose
+    chips batches are normalised together.
     """
 
     even_padding: bool
@@ -31,6 +32,7 @@ class Style:
     momentum: float
     kernel_init: Initializer
     dense_init: Initializer
+    norm_axis: str | None = None
 
     def conv(self, features: int, window: int, stride: int, name: str) -> nn.Conv:
         """A square convolution without bias."""
@@ -39,7 +41,7 @@ class Style:
 
     def norm(self, name: str, scale_init: Initializer = nn.initializers.ones) -> BatchNorm:
         """A batch normalisation."""
-        return BatchNorm(self.epsilon, self.momentum, scale_init, name=name)
+        return BatchNorm(self.epsilon, self.momentum, self.norm_axis, scale_init, name=name)
 
     def padding(self, window: int) -> Any:
         """The padding of a square window, in Flax's terms."""

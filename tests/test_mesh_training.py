@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 import tpuflow
+from models.norm import BatchNorm
 from tests.partitioning import mesh_of
 from tpuflow.chips.links import collective_seconds
 from tpuflow.device.fast.translate import COPIED_ELEMS
@@ -144,6 +145,55 @@ def test_train_on_a_mesh_is_that_of_one_chip() -> None:
     assert "on generic, mesh {'data': 4}" in several.report()
 
 
+class Normalised(nn.Module):
+    """A dense layer, a batch normalisation over the chips along an axis, and another dense layer."""
+
+    norm: type[nn.Module]
+    axis_name: str | None = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        x = nn.Dense(16)(x)
+        if self.norm is BatchNorm:
+            x = BatchNorm(axis_name=self.axis_name)(x, train)
+        else:
+            x = nn.BatchNorm(use_running_average=not train, axis_name=self.axis_name)(x)
+        return nn.Dense(3)(nn.relu(x))
+
+
+def _normalised_training(norm: type[nn.Module], axis_name: str | None = None, **options: Any) -> tpuflow.TrainResult:
+    rng = np.random.default_rng(5)
+    data = (rng.normal(size=(64, 5)).astype(np.float32), rng.integers(0, 3, 64).astype(np.int32))
+    model = Normalised(norm, axis_name)
+    return tpuflow.train(model, data, optimizer=optax.sgd(0.1), batch_size=16, epochs=2, seed=1, progress=False, eval_data=data, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", [BatchNorm, nn.BatchNorm])
+@pytest.mark.parametrize("sharding", ["ddp", "zero2", "zero3"])
+def test_chips_that_normalise_their_batches_together_do_as_one_chip_with_the_whole_batch(norm: type[nn.Module], sharding: str) -> None:
+    one = _normalised_training(norm)
+    several = _normalised_training(norm, "data", mesh={"data": 4}, sharding=sharding)
+    apart = _normalised_training(norm, mesh={"data": 4}, sharding=sharding)
+    np.testing.assert_allclose(several.losses, one.losses, rtol=1e-6)
+    for ours, theirs in zip(*(jax.tree.leaves(r.carried) for r in (several, one)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert several.history[-1]["evaluations"][-1] == pytest.approx(one.history[-1]["evaluations"][-1], rel=1e-5)
+    assert abs(apart.losses[0] / one.losses[0] - 1) > 1e-3
+
+
+@pytest.mark.parametrize("norm", [BatchNorm, nn.BatchNorm])
+def test_chips_of_a_group_normalise_as_one_chip_with_the_groups_batch(norm: type[nn.Module]) -> None:
+    two, groups = _normalised_training(norm, mesh={"data": 2}), _normalised_training(norm, "group", mesh={"data": 2, "group": 2})
+    np.testing.assert_allclose(groups.losses, two.losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"mesh": {"chips": 2}}])
+def test_an_axis_that_the_mesh_does_not_have_is_an_error_of_the_training(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"model Normalised computes over the chips along a mesh axis 'data', .* no such axis\. Give it"):
+        _normalised_training(BatchNorm, "data", **options)
+
+
 def test_large_parameters_stay_the_same_on_all_chips() -> None:
     """The fast engine orders what overwrites them behind what has read them, which differs from chip to chip."""
     images, labels = RNG.normal(size=(32, 256)).astype(np.float32), RNG.integers(0, 256, 32).astype(np.int32)
@@ -179,7 +229,7 @@ def test_dropout_differs_from_chip_to_chip_and_a_mesh_that_does_not_fit_is_refus
         ({"mesh": {"data": 3}}, "a batch of 8 samples does not divide over 3 chips"),
         ({"mesh": {"data": 0}}, "expected axes with how many chips they have"),
         ({"mesh": 4}, "expected axes with how many chips they have"),
-        ({"mesh": {"data": 2, "model": 2}}, "expected one axis, or data and expert"),
+        ({"mesh": {"data": 2, "model": 2}}, "expected one axis, or some of data, group, expert"),
         ({"mesh": {"data": 2}, "sharding": "zero4"}, "zero4"),
     ):
         with pytest.raises(ConfigError, match=refused):

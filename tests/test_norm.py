@@ -45,7 +45,7 @@ def test_values_and_gradients_of_batch_norm_are_those_of_its_definition(offset):
     with jax.enable_x64(True):
         exact = plain(x.astype(np.float64), scale, bias), jax.grad(weighted(plain), (0, 1, 2))(x.astype(np.float64), scale, bias)
     single = [jnp.asarray(a, jnp.float32) for a in (x, scale, bias)]
-    normalise = partial(_normalised, EPSILON, near=jnp.full(4, 0.9 * offset))
+    normalise = partial(_normalised, (EPSILON, None), near=jnp.full(4, 0.9 * offset))
     found = normalise(*single), jax.grad(weighted(normalise), (0, 1, 2))(*single)
     names = ("y", "mean", "variance", "dx", "dscale", "dbias")
     for name, ours, want in zip(names, jax.tree.leaves(found), jax.tree.leaves(exact), strict=True):
@@ -66,17 +66,17 @@ def test_a_variance_does_not_cancel_a_thousand_deviations_from_zero_once_the_run
 
 def test_a_variance_far_from_the_running_mean_is_as_flax_has_it_by_default_and_never_negative():
     x, ones, zeros = batch(1000.0), jnp.ones(4), jnp.zeros(4)
-    _, _, ours = _normalised(EPSILON, x, ones, zeros, zeros)
+    _, _, ours = _normalised((EPSILON, None), x, ones, zeros, zeros)
     variables = {"params": {"scale": ones, "bias": zeros}, "batch_stats": {"mean": zeros, "var": zeros}}
     _, flax = nn.BatchNorm(use_running_average=False, momentum=0.0).apply(variables, x, mutable=["batch_stats"])
     exact = x.astype(np.float64).var((0, 1, 2))
     for found in (ours, flax["batch_stats"]["var"]):
         np.testing.assert_allclose(found, exact, rtol=0, atol=PLAIN_SQUARES * 1000.0**2)
-    assert float(_normalised(EPSILON, jnp.full(SHAPE, 1e4), ones, zeros, zeros)[2].min()) >= 0.0
+    assert float(_normalised((EPSILON, None), jnp.full(SHAPE, 1e4), ones, zeros, zeros)[2].min()) >= 0.0
 
 
 def test_a_channel_of_one_value_has_no_variance():
-    y, mean, var = _normalised(EPSILON, jnp.full(SHAPE, 7.3), jnp.ones(4), jnp.full(4, 0.25), jnp.full(4, 7.3))
+    y, mean, var = _normalised((EPSILON, None), jnp.full(SHAPE, 7.3), jnp.ones(4), jnp.full(4, 0.25), jnp.full(4, 7.3))
     assert float(jnp.abs(var).max()) == 0.0 and float(jnp.ptp(mean)) == 0.0
     np.testing.assert_array_equal(y, np.full(SHAPE, 0.25, np.float32))
 

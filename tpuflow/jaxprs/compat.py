@@ -138,6 +138,11 @@ def axes_around() -> Any:
     return versions.axes(), mesh_around()
 
 
+def with_axes(sizes: Mapping[str, int]) -> AbstractContextManager[None]:
+    """Within the block, functions are traced as on one of so many chips along named axes: collectives over these have a meaning."""
+    return core.extend_axis_env_nd(list(sizes.items()))
+
+
 def mesh_around() -> AbstractMesh:
     """The mesh that is set where this is called, by `jax.set_mesh` or by `with mesh`; an empty one if none is."""
     mesh = get_abstract_mesh()

@@ -5,7 +5,9 @@ They also find what only a trace shows: the random streams that the model draws 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +15,7 @@ import jax
 
 from tpuflow.data.chunks import samples_in
 from tpuflow.data.feeding import ArrayFeed, Feed
-from tpuflow.errors import DataError, a_thing
+from tpuflow.errors import ConfigError, DataError, a_thing
 from tpuflow.stages.tracing import users_code
 from tpuflow.training.adapters.linen_modules import traced_with_streams
 from tpuflow.training.adapters.model import MISFITS
@@ -21,6 +23,8 @@ from tpuflow.training.losses import check_fit, check_function, check_labels, res
 from tpuflow.training.metrics import check_metrics, get_metrics, metrics_of_loss
 from tpuflow.training.mismatches import types_text
 from tpuflow.training.train_step import Recipe
+
+_UNBOUND = re.compile(r"unbound axis name: ([^\s.]+)")  # of JAX's error
 
 
 def trace_forward(recipe: Recipe, params: Any, carried: Any, batch: Any, what: str, *, train: bool = True) -> tuple[Recipe, Any]:
@@ -39,11 +43,24 @@ def trace_forward(recipe: Recipe, params: Any, carried: Any, batch: Any, what: s
 
     inputs = recipe.roles.inputs(batch)
     misfits = () if recipe.loss_fn is not None else MISFITS
-    with users_code(
-        f"while tracing model {recipe.name} for inputs {types_text(inputs)} of {what}", misfits, input_error(what, recipe.name, inputs)
-    ):
+    told = f"while tracing model {recipe.name} for inputs {types_text(inputs)} of {what}"
+    with _named_axes(recipe), users_code(told, misfits, input_error(what, recipe.name, inputs)), recipe.strategy.with_axes():
         shapes, streams = traced_with_streams(forward, params, carried, batch)
     return replace(recipe, streams=streams), shapes
+
+
+@contextmanager
+def _named_axes(recipe: Recipe) -> Iterator[None]:
+    """A clear error for a model that uses an axis of a mesh that there is not."""
+    try:
+        yield
+    except NameError as error:
+        if (found := _UNBOUND.search(str(error))) is None:
+            raise
+        raise ConfigError(
+            f"model {recipe.name} computes over the chips along a mesh axis {found[1]!r}, as batch normalisation with an axis_name does; "
+            f"the training has no such axis. Give it a mesh that has one, without rules (mesh={{{found[1]!r}: 4}}), or leave out the name."
+        ) from error
 
 
 def input_error(what: str, name: str, inputs: Any) -> Callable[[str], DataError]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from tpuflow import amp
 from tpuflow.errors import ConfigError
-from tpuflow.jaxprs.compat import ClosedJaxpr
+from tpuflow.jaxprs.compat import ClosedJaxpr, with_axes
 from tpuflow.training.param_gathering import scanned_inputs, with_gathered_params, with_scattered_grads
 from tpuflow.training.sharded_updates import call_sharded
 from tpuflow.training.shards import Axis, is_shardable, value_and_grad_regathering
@@ -29,8 +30,9 @@ from tpuflow.training.state import TrainState
 SHARDINGS: Mapping[str, int] = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 """The values of the option `sharding`, and the stage of ZeRO of each; 0 shards nothing."""
 
-AXES = ("data", "expert")
-"""The axes of a mesh with two axes: batches are cut over both, and mixture-of-experts layers exchange samples over the second."""
+AXES = ("data", "group", "expert")
+"""The axes of a mesh with several axes: batches are cut over all of them. Layers of the model may use any by name: batch normalisation the
+first, or with smaller groups of chips the second, mixture-of-experts layers, which exchange samples, the third."""
 
 Step = Callable[[Any, Any], Any]
 """(state, batch) -> results; a training step or an evaluation step."""
@@ -44,9 +46,13 @@ Select = Callable[[TrainState], TrainState]
 class OneChip:
     """The strategy of one chip, which holds everything; the base class of all other strategies.
 
-    `for_state`, `shard_state`, `gather_state`, `run_step` and `run_eval_step` are called outside of the step. The other methods are called
-    inside of it, by each chip, on what the chip holds.
+    `for_state`, `shard_state`, `gather_state`, `run_step`, `run_eval_step` and `with_axes` are called outside of the step. The others are
+    called inside of it, by each chip, on what the chip holds.
     """
+
+    def with_axes(self) -> AbstractContextManager[None]:
+        """Within the block, what a chip computes can be traced outside of the step, collectives over axes of the mesh included."""
+        return nullcontext()
 
     def for_state(self, state: TrainState, loss: Loss) -> OneChip:
         """The strategy for states of these shapes. loss: () -> the jaxpr of a step's loss, whose first inputs are the parameters."""
@@ -110,6 +116,10 @@ class DataParallel(OneChip):
     axis: Axis
     mesh: AbstractMesh
 
+    def with_axes(self) -> AbstractContextManager[None]:
+        """The axes of the mesh are bound."""
+        return with_axes(self.mesh.shape)
+
     def run_step(self, step: Step, state: Any, batch: Any) -> Any:
         """(new state, figures), equal on all chips, of a step with a piece of the batch on each chip, [B, ...] -> [B / chips, ...].
 
@@ -122,7 +132,8 @@ class DataParallel(OneChip):
         """The results of a step with a piece of the batch on each chip: equal on all, or if `joined`, arrays [B / chips, ...] that are put
         together. A result that has no axis of samples every chip computes for the whole batch."""
         lengths = {leaf.shape[0] for leaf in jax.tree.leaves(batch) if jnp.ndim(leaf)}
-        results = jax.tree.leaves(jax.eval_shape(step, self._whole_shapes(state, select), batch)) if joined else []
+        with self.with_axes():
+            results = jax.tree.leaves(jax.eval_shape(step, self._whole_shapes(state, select), batch)) if joined else []
         pieces = self.divides(batch) and all(leaf.shape and leaf.shape[0] in lengths for leaf in results)
         result = PartitionSpec(self.axis.name) if joined and pieces else PartitionSpec()
         return self._mapped(self._of_whole(step, select), state, batch, result, self._eval_specs(select), pieces=pieces)
@@ -311,8 +322,8 @@ def get_strategy(mesh: Mapping[str, int], sharding: str, samples: int) -> Strate
     sizes, chips = dict(mesh), math.prod(mesh.values())
     if len(sizes) > 1 and not set(sizes) <= set(AXES):
         raise ConfigError(
-            f"mesh: expected one axis, or {' and '.join(AXES)}, which batches are cut over, got {sizes}; give for example {{'data': 4}}, "
-            "or rules for the parameters: sharding={'*/kernel': PartitionSpec(None, 'model')}."
+            f"mesh: expected one axis, or some of {', '.join(AXES)}, which batches are cut over, got {sizes}; give for example "
+            "{'data': 4}, or rules for the parameters: sharding={'*/kernel': PartitionSpec(None, 'model')}."
         )
     if samples % chips:
         raise ConfigError(

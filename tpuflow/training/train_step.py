@@ -110,7 +110,8 @@ class Recipe:
             return self.forward(params, carried, batch, self.rngs(key))
 
         def traced() -> ClosedJaxpr:
-            return jax.make_jaxpr(loss)(state.params, state.carried, batch, state.key)
+            with self.strategy.with_axes():
+                return jax.make_jaxpr(loss)(state.params, state.carried, batch, state.key)
 
         return replace(self, strategy=self.strategy.for_state(state, traced))
 
