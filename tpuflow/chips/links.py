@@ -50,7 +50,8 @@ def collective_seconds(
     """Seconds of a collective that sends `data_bytes` from each chip over the mesh axes `axes` (by number) of a mesh of these sizes; 0 over
     one chip.
 
-    The mesh axes with several chips share the torus evenly; chips along the last axis are neighbours. An axis with more chips than links
+    The mesh axes with several chips share the bandwidth of the torus evenly, and turn into another axis of it where they are longer than it
+    is wide; chips along the last axis are neighbours. An axis with more chips than links
     connect continues over the host, then over the network. distance: of a permute, the most hops around its axis that a message takes.
     joined: for each axis, whether it and the one before it are parts of one row of chips (empty: none is).
 
@@ -110,10 +111,11 @@ def _levels(chip: Chip, sizes: Sequence[int], rows: Sequence[range], stretch: ra
     several = len({r for r in rows if math.prod(sizes[a] for a in r) > 1 and math.prod(sizes[r.stop :]) < chip.link_chips})
     share = min(1.0, 1 / several) if several else 1.0
     whole = Level(min(math.prod(sizes[a] for a in row), chip.link_chips), 0.0, int(max(1.0, chip.link_axes * share)), 0.0)
+    torus_axes = max(whole.axes, _torus_axes(chip, whole.groups))
     ways = 2 if stretch.start > row.start or whole.side < chip.link_ring_chips else 1
     joined, size = 1, math.prod(sizes[a] for a in stretch)
     reaches = (
-        (chip.link_chips // inner, chip.link_efficiency * chip.link_bytes_per_second * share / apart, whole.axes, apart, ways),
+        (chip.link_chips // inner, chip.link_efficiency * chip.link_bytes_per_second * share / apart, torus_axes, apart, ways),
         (chip.host_chips // inner, chip.host_bytes_per_second, 0, 1, 1),
         (size, chip.network_bytes_per_second, 0, 1, 1),
     )
@@ -123,6 +125,12 @@ def _levels(chip: Chip, sizes: Sequence[int], rows: Sequence[range], stretch: ra
             groups = math.ceil(reach / joined)
             yield Level(groups, rate, axes, links * chip.hop_seconds, ways)
             joined *= groups
+
+
+def _torus_axes(chip: Chip, groups: int) -> int:
+    """The axes of the torus that a row of so many chips needs: one that is longer than the torus is wide goes on along the next."""
+    wide = chip.link_chips ** (1 / chip.link_axes)
+    return next(axes for axes in range(1, chip.link_axes + 1) if groups <= wide**axes * (1 + 1e-9) or axes == chip.link_axes)
 
 
 def _scatter(level: Level, data_bytes: float, distance: int) -> float:
