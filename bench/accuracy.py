@@ -51,10 +51,9 @@ ABOUT_ERRORS = (
     "**ResNet-50 on TPUs** is in bf16 from layer to layer, as in MLPerf's programs (TensorFlow's `bfloat16_scope`). At batch 256 it is an",
     "eighth too long on tpu-v2 and tpu-v4: at batch 32 and 16 arrays stay in the 128 MiB of CMEM that tpu-v4's cores have in common;",
     "those of batch 256, of 100 to 400 MB, do not fit. Batches of 16 to 64 ran on 256 to 4,096 chips, and are up to a quarter too short:",
-    "whatever such a slice waits for beside its links is not modelled. At 16 and 32, 64 pictures were normalised together (`model_bn_span`",
-    "in the logs), so two to four chips exchanged statistics in every layer; here every chip normalises its own. The later of BERT's",
-    "two times on tpu-v4 is of packed sentences, other work than what is modelled. On tpu-v7x the product of 4,096 sustains",
-    "0.77 of the peak and is modelled at 0.94.",
+    "whatever such a slice waits for beside its links is not modelled. At 16 and 32, 64 pictures are normalised together (`model_bn_span`",
+    "in the logs): two to four chips exchange statistics in every layer. The later of BERT's two times on tpu-v4 is of packed sentences,",
+    "other work than what is modelled. On tpu-v7x the product of 4,096 sustains 0.77 of the peak and is modelled at 0.94.",
 )
 """What the page says of the constants, and of rows that are far off."""
 ABOUT_SERIES = (

@@ -15,7 +15,7 @@ from models.bam import BottleneckAttention
 from models.bert import NO_DROPOUT, SIZES, BertForPreTraining, Config, pretraining_batch
 from models.googlenet import GoogLeNet
 from models.lenet import LeNet5
-from models.resnet import Bottleneck, ResNet, resnet50
+from models.resnet import MINDSPORE, Bottleneck, ResNet, resnet50
 from models.squeezenet import SqueezeNet
 from models.unet_2d_condition import SIZES as UNETS
 from models.unet_2d_condition import UNet2DConditionModel
@@ -56,6 +56,8 @@ arithmetic of batch normalisation in f32."""
 LORA_RANK = 128
 """Of the vendor's configurations for text-to-image training."""
 
+GROUP = "group"
+"""The mesh axis of the chips that normalise their batches together."""
 TOLD_APART = ("config", "channels", "between")
 """Fields of models, neither numbers nor names, that make cases different."""
 
@@ -76,19 +78,21 @@ class Case:
     steps: int = 1
     note: str = ""
     config: StepConfig | None = None
+    span: int = 1
 
     def on(self, chips: int) -> Case:
         """The same batch on each of so many chips, if it is a training step: data parallel, compiled for all of them."""
         if self.config is None or chips == 1:
             return self
-        config = on_chips(self.config, chips)
+        config = on_chips(self.config, chips, self.span)
         return replace(self, key=f"{self.key} on {chips}", make=lambda chip: training_program(config, chip)[1], config=config)
 
 
-def on_chips(config: StepConfig, chips: int) -> StepConfig:
-    """A step of one chip's batch as the data-parallel step of so many."""
+def on_chips(config: StepConfig, chips: int, span: int = 1) -> StepConfig:
+    """A step of one chip's batch as the data-parallel step of so many, in groups of `span`."""
     whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct((chips * x.shape[0], *x.shape[1:]), x.dtype), config.data)
-    return replace(config, data=whole, mesh={"data": chips}, sharding="ddp")
+    mesh = {"data": chips} if span == 1 else {"data": chips // span, GROUP: span}
+    return replace(config, data=whole, mesh=mesh, sharding="ddp")
 
 
 def trained(
@@ -321,8 +325,10 @@ def _tpu() -> dict[str, Case]:
     v2, v3, v4, v7x = (CHIPS[f"tpu-v{n}"] for n in (2, 3, 4, "7x"))
     device = replace(v7x, cores=1, hbm_bytes=v7x.hbm_bytes // 2, hbm_bytes_per_second=v7x.hbm_bytes_per_second / 2)
 
-    def resnet(batch: int, chip: Chip, optimizer: optax.GradientTransformation = LARS) -> Case:
-        return trained("ResNet-50", resnet50(1000), batch, chip, BF16_SCOPE, optimizer)
+    def resnet(batch: int, chip: Chip, optimizer: optax.GradientTransformation = LARS, span: int = 1) -> Case:
+        model = resnet50(1000, MINDSPORE if span == 1 else replace(MINDSPORE, norm_axis=GROUP))
+        case = trained("ResNet-50", model, batch, chip, BF16_SCOPE, optimizer)
+        return replace(case, key=f"{case.key} normalised over {span}", span=span) if span > 1 else case
 
     large = replace(LARGE, **NO_DROPOUT)  # TPUs draw random bits in hardware; threefry in the vector unit takes longer
     roomy, kept = replace(v4, hbm_bytes=2 * v4.hbm_bytes), "all activations kept, in twice the chip's memory"
@@ -335,10 +341,10 @@ def _tpu() -> dict[str, Case]:
         "M265": resnet(64, v3),
         "M267": resnet(256, v3),
         "M269": resnet(256, v4),
-        "M271": resnet(32, v4),
-        "M273": resnet(16, v3),
-        "M275": resnet(16, v4),
-        "M277": resnet(16, v4),
+        "M271": resnet(32, v4, span=2),  # `model_bn_span` in the logs: 64 pictures are normalised together
+        "M273": resnet(16, v3, span=4),
+        "M275": resnet(16, v4, span=4),
+        "M277": resnet(16, v4, span=4),
         "M280": masked_words(large, 512, 76, 48, roomy, "mixed_bf16", kept),
         "M282": masked_words(large, 512, 76, 2, v3, "mixed_bf16"),
         "M284": masked_words(large, 512, 76, 48, roomy, "mixed_bf16", f"{kept}; measured with packed sentences"),
