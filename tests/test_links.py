@@ -58,6 +58,14 @@ def test_an_axis_over_the_network_takes_no_links_from_the_others() -> None:
     assert collective_seconds(OPEN, "all_gather", BYTES, (4, 256), (1,)) == collective_seconds(OPEN, "all_gather", BYTES, (256,), (0,))
 
 
+@pytest.mark.parametrize(("chip", "sizes", "hops"), [("tpu-v4", (512, 4), 12), ("tpu-v4", (16, 16), 8), ("tpu-v3", (1024, 4), 32)])
+def test_an_axis_that_is_longer_than_the_torus_is_wide_goes_on_along_the_next(chip: str, sizes: tuple[int, int], hops: int) -> None:
+    """512 chips of a torus of 16x16x16 are 8x8x8, not a ring of 512; 16 go around one axis."""
+    row = get_chip(chip)
+    latency = collective_seconds(row, "all_reduce", 1e-9, sizes, (0,)) - row.collective_seconds
+    assert latency == pytest.approx(2 * hops * row.hop_seconds)
+
+
 def test_a_collective_has_the_links_to_itself_for_its_bytes_alone() -> None:
     nothing, something = (sending_seconds(CHIP, "all_gather", size, (8,), (0,)) for size in (0, BYTES))
     assert nothing == 0.0 and something == pytest.approx(7 * BYTES / 0.9 / 180e9)
