@@ -137,7 +137,8 @@ The columns "kept" are of the same compiler without `Rematerialize`.
 XLA:TPU's columns are what the vendor's compiler plans for the same steps ([`tpuflow compare`](reports.md#beside-xlatpu) with jax 0.10.2
 and libtpu 0.0.52; of tpu-v3 and v4 for one of their two cores, which then takes the whole batch). Traffic counts what is
 read again, of both. Both keep whole arrays in VMEM from kernel to kernel, and copy others to it or from it for a part of their lives, while
-kernels run ([how](architecture.md)); of several cores each keeps what it alone reads and writes, for which rows are cut into equal blocks, equally many for each. The CMEM of tpu-v4 all its cores reach, so that it keeps any.
+kernels run ([how](architecture.md)); of several cores each keeps what it alone reads and writes, for which rows are cut into equal blocks,
+equally many for each. The CMEM of tpu-v4 all its cores reach, so that it keeps any.
 Where ours is lower, attention stores neither scores nor weights (`JoinProducts`). Traffic and "on chip" both count what copies move.
 
 | step | chip | temporaries GB | kept | XLA:TPU | traffic GB | kept | XLA:TPU | on chip GB | ms | kept |
