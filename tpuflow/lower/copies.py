@@ -114,8 +114,9 @@ class _List:
     def _block(self, block: Block, place: str) -> Block:
         match block:
             case Kernel():
-                numbers = {**self.changed, **self.renamed.get(place, {})}
-                return _renumbered(block, numbers) if any(b in numbers for b, _ in touched(block)) else block
+                here, new = self.renamed.get(place, {}), self.changed
+                numbers = {b: here.get(b, new.get(b, b)) for b, _ in touched(block) if b in here or b in new}
+                return _renumbered(block, numbers) if numbers else block
             case Collective() | Copy() | Position() | CallHost():
                 return self._elsewhere(block)
             case Loop():
@@ -129,7 +130,7 @@ class _List:
         return block
 
     def _elsewhere(self, block: Any) -> Block:
-        """A block that is no kernel and has none inside of it, on other buffers."""
+        """A block that is no kernel, and has no blocks inside of it, on other buffers."""
         used = {name: getattr(block, name) for name in _BUFFERS[type(block)]}
         return replace(block, **{name: self._changed(numbers) for name, numbers in used.items()}) if self.changed else block
 
