@@ -291,6 +291,22 @@ def test_comparison_puts_the_largest_difference_first_and_moves_with_their_reade
     assert json.loads((tmp_path / "comparison.json").read_text())["theirs"]["costs"]["kernels"] == 11
 
 
+def test_our_copies_count_as_the_vendors_do(module: Module):
+    def step(x: jax.Array) -> list[jax.Array]:
+        with jax.named_scope("ordered"):
+            ordered = jnp.sort(x, axis=1)
+        with jax.named_scope("sums"):
+            return [ordered, jnp.cumsum(ordered, axis=1).max(0), jnp.sort(x, axis=0).sum(0), jnp.cumsum(x, axis=0).max(0)]
+
+    ours = estimate(step, jax.ShapeDtypeStruct((512, 1024), jnp.float32), chip="tpu-v5e")
+    theirs = vendor.Compiled(module, argument_bytes=0, temp_bytes=0, topology=vendor.Topology("v5e:2x2"))
+    found = comparing.compared(ours, theirs)
+    assert found.ours.costs.prefetched_bytes == ours.time.copied_bytes > 0
+    assert found.ours.costs.hbm_bytes == ours.time.work.hbm_bytes
+    copied = {(row.layer, one.what) for row in found.layers for one in row.ours if one.costs.prefetched_bytes}
+    assert copied == {("ordered", "copy vmem to hbm"), ("ordered", "copy hbm to vmem")}, "in the layer of the first kernel on them"
+
+
 def test_layers_that_are_alike_are_one_row_of_the_text(module: Module):
     def stack(x: jax.Array) -> jax.Array:
         for i in range(3):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,8 +18,9 @@ from tpuflow.data.batching import as_batch
 from tpuflow.errors import ConfigError
 from tpuflow.estimating.estimating import Estimate, estimate, estimate_training
 from tpuflow.estimating.targets import load_step
-from tpuflow.isa.program import Port, Program
-from tpuflow.reports.layers import BACKWARD, layer_of
+from tpuflow.isa.liveness import touched
+from tpuflow.isa.program import Kernel, Port, Program, walk
+from tpuflow.reports.layers import BACKWARD, FORWARD, layer_of
 from tpuflow.reports.profile import OUTSIDE, KernelLine, place_in
 from tpuflow.training.adapters.choosing import is_model
 from tpuflow.training.config import StepConfig
@@ -83,7 +84,8 @@ def compare_target(target: str, batch: int, chip: str, policy: str | None, **sev
 
 def compared(ours: Estimate, theirs: vendor.Compiled) -> Comparison:
     """Both sides layer by layer, the largest difference of HBM bytes first."""
-    own = _by_place(_own_work(ours.profile().kernels, ours.chip))
+    kernels = ours.profile().kernels
+    own = _by_place([*_own_work(kernels, ours.chip), *_own_copies(kernels, ours)])
     other = _by_place(_vendor_work(theirs.module, ours.chip))
     rows = [LayerRow(*place, tuple(own.get(place, ())), tuple(other.get(place, ()))) for place in dict.fromkeys([*own, *other])]
     memory = ours.memory
@@ -140,6 +142,24 @@ def _own_work(kernels: Sequence[KernelLine], chip: Chip) -> list[tuple[Place, Wo
         costs = KernelCosts(round(k.count), round(k.hbm_bytes), product_seconds=k.seconds if k.macs else 0.0, **kept)
         found.append(((k.layer, k.phase), Work(k.what, k.source, costs)))
     return found
+
+
+def _own_copies(kernels: Sequence[KernelLine], ours: Estimate) -> Iterator[tuple[Place, Work]]:
+    """Copies between HBM and the chip or the host, each in the layer of the first kernel on what it moves."""
+    blocks, lines = dict(walk(ours.program.code)), {k.place: k for k in kernels}
+    first: dict[int, KernelLine] = {}
+    for place, block in blocks.items():
+        if isinstance(block, Kernel):
+            for buffer, _ in touched(block):
+                first.setdefault(buffer, lines[place])
+    for row in ours.time.copies:
+        copy: Any = blocks[row.place]
+        ends = sorted((copy.source, copy.target), key=lambda buffer: ours.program.buffers[buffer].space == "hbm")
+        line = next((first[buffer] for buffer in ends if buffer in first), None)
+        moved = row.count * row.bytes
+        costs = KernelCosts(hbm_bytes=moved, prefetched_bytes=moved, host_bytes=moved if row.is_host else 0)
+        place = (OUTSIDE, FORWARD) if line is None else (line.layer, line.phase)
+        yield place, Work(f"copy {' to '.join(row.ends)}", "" if line is None else line.source, costs)
 
 
 def _vendor_work(module: Module, chip: Chip) -> list[tuple[Place, Work]]:
