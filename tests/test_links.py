@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -56,6 +57,35 @@ def test_parts_of_a_row_that_does_not_close_lose_no_way_back() -> None:
 
 def test_an_axis_over_the_network_takes_no_links_from_the_others() -> None:
     assert collective_seconds(OPEN, "all_gather", BYTES, (4, 256), (1,)) == collective_seconds(OPEN, "all_gather", BYTES, (256,), (0,))
+
+
+MESHES = [
+    ("tpu-v5e", (16, 16)),
+    ("tpu-v5e", (4, 256)),
+    ("tpu-v5e", (2, 8, 32)),
+    ("tpu-v4", (1024, 4)),
+    ("ascend910", (8, 8)),
+    ("tpu-v3", (64, 2)),
+]
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather"])
+@pytest.mark.parametrize(("chip", "sizes"), MESHES)
+def test_a_collective_over_all_axes_takes_what_a_row_of_as_many_chips_takes(chip: str, sizes: tuple[int, ...], kind: str) -> None:
+    row, axes = get_chip(chip), tuple(range(len(sizes)))
+    whole = collective_seconds(row, kind, BYTES, (math.prod(sizes),), (0,))
+    assert collective_seconds(row, kind, BYTES, sizes, axes) == pytest.approx(whole)
+    assert collective_seconds(row, kind, BYTES, sizes, axes[::-1]) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(("chip", "sizes"), MESHES)
+def test_gathering_takes_what_scattering_its_result_takes_whatever_joins_the_chips(chip: str, sizes: tuple[int, ...]) -> None:
+    """Between hosts and slices as well: of what others have, every host takes each part once, and its chips share it by their links."""
+    row = get_chip(chip)
+    for axes in ((0,), (len(sizes) - 1,), tuple(range(len(sizes)))):
+        chips = math.prod(sizes[a] for a in axes)
+        gathered = collective_seconds(row, "all_gather", BYTES / chips, sizes, axes)
+        assert gathered == pytest.approx(collective_seconds(row, "reduce_scatter", BYTES, sizes, axes))
 
 
 @pytest.mark.parametrize(("chip", "sizes", "hops"), [("tpu-v4", (512, 4), 12), ("tpu-v4", (16, 16), 8), ("tpu-v3", (1024, 4), 32)])

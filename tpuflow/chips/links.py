@@ -3,8 +3,9 @@
 Chips are connected in up to three levels, each with its own bandwidth: `link_chips` of them by links of their own (a torus of `link_axes`
 axes, with rings on every axis in both directions at once), `host_chips` by their host, any number by the network. An all-reduce over a
 level of n groups is a reduce-scatter and an all-gather: it moves 2 (n - 1) / n of the data at that level's bandwidth, and leaves each chip
-with 1 / n of them for the next level. An axis of fewer than `link_ring_chips` is a line without a wraparound link: all data come from
-one side, not half of them from either, in twice the time. Links sustain `link_efficiency` of their bandwidth. To this add the latency of
+with 1 / n of them for the next level. An all-gather begins at the outermost level, where there is least of it. An axis of fewer than
+`link_ring_chips` is a line without a wraparound link: all data come from one side, not half of them from either, in twice the time. Links
+sustain `link_efficiency` of their bandwidth. To this add the latency of
 the hops to the farthest chip, and `collective_seconds` to begin and end.
 """
 
@@ -50,8 +51,8 @@ def collective_seconds(
     """Seconds of a collective that sends `data_bytes` from each chip over the mesh axes `axes` (by number) of a mesh of these sizes; 0 over
     one chip.
 
-    The mesh axes with several chips share the bandwidth of the torus evenly, and turn into another axis of it where they are longer than it
-    is wide; chips along the last axis are neighbours. An axis with more chips than links
+    The mesh axes with several chips share the bandwidth of the torus evenly, consecutive ones of one collective together, and turn into
+    another axis of it where they are longer than it is wide; chips along the last axis are neighbours. An axis with more chips than links
     connect continues over the host, then over the network. distance: of a permute, the most hops around its axis that a message takes.
     joined: for each axis, whether it and the one before it are parts of one row of chips (empty: none is).
 
@@ -60,15 +61,15 @@ def collective_seconds(
     """
     seconds, left = 0.0, data_bytes
     rows = _rows(sizes, joined)
-    for stretch in _stretches(axes, rows):
-        for level in _levels(chip, sizes, rows, stretch):
-            if level.rate <= 0:
-                raise ConfigError(
-                    f"chip {chip.name!r} does not say what joins the {math.prod(sizes)} chips of a mesh {list(sizes)}; give its row "
-                    "link_chips and *_bytes_per_second."
-                )
-            seconds += _SECONDS[kind](level, left, distance)
-            left = _LEFT[kind](left, level.groups)
+    inwards = [level for stretch in reversed(_stretches(axes)) for level in _levels(chip, sizes, rows, stretch)]
+    for level in reversed(inwards) if kind in GROWING else inwards:
+        if level.rate <= 0:
+            raise ConfigError(
+                f"chip {chip.name!r} does not say what joins the {math.prod(sizes)} chips of a mesh {list(sizes)}; give its row "
+                "link_chips and *_bytes_per_second."
+            )
+        seconds += _SECONDS[kind](level, left, distance)
+        left = _LEFT[kind](left, level.groups)
     return seconds + chip.collective_seconds if seconds else 0.0
 
 
@@ -91,11 +92,11 @@ def _rows(sizes: Sequence[int], joined: Sequence[bool]) -> list[range]:
     return [row for row in rows for _ in row]
 
 
-def _stretches(axes: Sequence[int], rows: Sequence[range]) -> list[range]:
-    """The axes as ranges: consecutive axes of one row of chips are one range, any other axis is a range by itself."""
+def _stretches(axes: Sequence[int]) -> list[range]:
+    """The axes as ranges of consecutive ones."""
     found: list[range] = []
-    for a in axes:
-        if found and found[-1].stop == a and a in rows[found[-1].start]:
+    for a in sorted(axes):
+        if found and found[-1].stop == a:
             found[-1] = range(found[-1].start, a + 1)
         else:
             found.append(range(a, a + 1))
@@ -103,13 +104,14 @@ def _stretches(axes: Sequence[int], rows: Sequence[range]) -> list[range]:
 
 
 def _levels(chip: Chip, sizes: Sequence[int], rows: Sequence[range], stretch: range) -> Iterator[Level]:
-    """The levels of a ring over the axes of a range. If these are the outer part of a row of chips, neighbours in the ring are `apart`
-    links from each other, which `apart` rings share. The ring is a line if it is an inner part of its row, or the row is a line."""
-    row = rows[stretch.start]
+    """The levels of a ring over the axes of a range, from the links outwards. If these are the outer part of a row of chips, neighbours in
+    the ring are `apart` links from each other, which `apart` rings share. The ring is a line if it is an inner part of its row, or the row
+    is a line. Several rows that a range goes over are one, with the bandwidth of all."""
+    row = range(rows[stretch.start].start, rows[stretch.stop - 1].stop)
     apart = math.prod(sizes[a] for a in row if a >= stretch.stop)
     inner = math.prod(sizes[stretch.stop :])  # chips between neighbours
-    several = len({r for r in rows if math.prod(sizes[a] for a in r) > 1 and math.prod(sizes[r.stop :]) < chip.link_chips})
-    share = min(1.0, 1 / several) if several else 1.0
+    linked = {r for r in rows if math.prod(sizes[a] for a in r) > 1 and math.prod(sizes[r.stop :]) < chip.link_chips}
+    share = min(1.0, max(1, sum(r.start in row for r in linked)) / len(linked)) if linked else 1.0
     whole = Level(min(math.prod(sizes[a] for a in row), chip.link_chips), 0.0, int(max(1.0, chip.link_axes * share)), 0.0)
     torus_axes = max(whole.axes, _torus_axes(chip, whole.groups))
     ways = 2 if stretch.start > row.start or whole.side < chip.link_ring_chips else 1
@@ -172,3 +174,5 @@ _LEFT: Mapping[str, Callable[[float, int], float]] = {
     "permute": lambda left, groups: left,
 }
 """(bytes of a chip, groups of this level) -> bytes of a chip at the next level."""
+GROWING = frozenset(("all_gather",))
+"""Kinds of which a chip has more from level to level: they begin at the outermost, all others at the links."""
