@@ -38,10 +38,17 @@ def test_a_transformer_has_the_parameters_of_its_name(row_id: str, billions: int
 
 
 def test_a_data_parallel_row_is_the_step_of_one_chip_with_the_whole_batch() -> None:
-    step = data_parallel()["M275"].config
-    assert step.mesh == {"data": 2048} and step.sharding == "ddp"
-    assert step.data[0].shape == (16 * 2048, 224, 224, 3)
+    rows = data_parallel()
+    step = rows["M269"].config
+    assert step.mesh == {"data": 8} and step.sharding == "ddp" and step.model.style.norm_axis is None
+    assert step.data[0].shape == (256 * 8, 224, 224, 3)
     assert on_chips(step, 1).data[0].shape == step.data[0].shape
+
+
+def test_a_row_whose_log_says_so_normalises_the_batches_of_several_chips_together() -> None:
+    step = data_parallel()["M275"].config
+    assert step.mesh == {"data": 512, "group": 4} and step.model.style.norm_axis == "group"
+    assert step.data[0].shape == (16 * 2048, 224, 224, 3), "64 pictures a group"
 
 
 def test_berts_on_ascend_have_the_dropout_of_their_sources_and_those_on_tpus_say_that_they_have_none() -> None:
