@@ -44,6 +44,7 @@ class KernelBuilder:
     reads: dict[Access, None] = field(default_factory=dict)  # of buffers
     writes: dict[Access, None] = field(default_factory=dict)
     handed_slots: int = 2
+    shared: Mapping[int, int] = field(default_factory=dict)  # buffers written -> those read that they may be one with
     starts: dict[Tile, int] = field(default_factory=dict)  # register -> the buffer of the scalar that it was loaded with
 
     def tile(self, dtype: DType, axes: tuple[TileAxis, ...] = (), space: str = "vmem") -> Tile:
@@ -128,7 +129,7 @@ class KernelBuilder:
         sync = Synchronizer(self.code)
         for tile, life in lives.items():
             sync.order_tile(uses[tile], life.slots, reused=life.fills > life.slots)
-        sync.order_buffers()
+        sync.order_buffers(self.shared)
         rendered = {s: tuple(sync.render(s, lambda i: _replace_tiles(i, placed.__getitem__))) for s in SECTIONS}
         sources = tuple(self.lines[s][owner] if self.lines[s] else "" for s in SECTIONS for _, owner in rendered[s])
         sections = (tuple(i for i, _ in rendered[s]) for s in SECTIONS)

@@ -28,15 +28,15 @@ class Repeated:
 
     made: dict[Hashable, tuple[Emitted, Bindings]] = field(default_factory=dict)
 
-    def emitted(self, node: Node, buffers: Sequence[int], fill: Any, emit: Callable[[], Emitted]) -> Emitted:
+    def emitted(self, node: Node, buffers: Sequence[int], shared: Mapping[int, int], fill: Any, emit: Callable[[], Emitted]) -> Emitted:
         """The kernels of a node: from the cache if a structurally equal node was emitted before, else from `emit`.
 
         Nodes are structurally equal if they (with all nodes of their regions) do the same to values of the same types, use `buffers` and
-        source lines in the same pattern of repetitions, and pad with the same number `fill`.
+        source lines in the same pattern of repetitions, those that may become one (`shared`) included, and pad with the same number `fill`.
         """
         sources = [n.source for n in (node, *(n for region in node.regions for n in region.walk()))]
         own = Bindings(tuple(dict.fromkeys(buffers)), tuple(dict.fromkeys(sources)))
-        form = (form_of(node), _pattern(buffers), _pattern(sources), attr_key(fill))
+        form = (form_of(node), _pattern(buffers), _pattern([shared.get(b, b) for b in buffers]), _pattern(sources), attr_key(fill))
         known = self.made.get(form)
         if known is None:
             self.made[form] = emitted, _ = emit(), own

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tpuflow.chips import Chip
 from tpuflow.errors import CompileError, OutOfMemoryError
@@ -49,7 +49,7 @@ class Site:
     `scope` is the name stack of the node of the graph, also where a part of that node is emitted by itself.
 
     `fixed_tilings` are prescribed by the node, one for each kernel; if there are none they are chosen, for products also by the program's
-    `prices` (`tpuflow/lower/bus_price.py`).
+    `prices` (`tpuflow/lower/bus_price.py`). `shared`: buffers of results, and those of operands that they may become one with.
     """
 
     node: Node
@@ -58,10 +58,11 @@ class Site:
     scope: str
     fixed_tilings: tuple[Tiling, ...] = ()
     prices: Prices = ALONE
+    shared: Mapping[int, int] = field(default_factory=dict)
 
     def kernel(self, grid: tuple[GridAxis, ...] = ()) -> KernelBuilder:
         """A new kernel builder for this node."""
-        return KernelBuilder(self.chip, grid, kernel_name(self.node), self.scope, self.node.source)
+        return KernelBuilder(self.chip, grid, kernel_name(self.node), self.scope, self.node.source, shared=self.shared)
 
     def buffer(self, operand: int) -> int:
         """The HBM buffer of an operand."""

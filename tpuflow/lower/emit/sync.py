@@ -94,15 +94,16 @@ class Synchronizer:
         for consumer in uses.consumers:
             self._hand_over(uses.writer, consumer, uses.writes[uses.writer], uses.reads[consumer], slots, reused=reused)
 
-    def order_buffers(self) -> None:
-        """A buffer read and written by one kernel (in place): its store waits for its load."""
+    def order_buffers(self, shared: Mapping[int, int]) -> None:
+        """A buffer read and written by one kernel (in place): its store waits for its load. shared: buffers that may be one with others."""
         loads: dict[int, tuple[str, Place]] = {}
         for place, instruction in each_instruction(self.code):
             for role, window in instruction.windows():
+                buffer = shared.get(window.buffer, window.buffer)
                 if role == "read":
-                    loads[window.buffer] = instruction.queue, place
-                elif window.buffer in loads and loads[window.buffer][0] != instruction.queue:
-                    self._order_store(*loads[window.buffer], instruction.queue, place)
+                    loads[buffer] = instruction.queue, place
+                elif buffer in loads and loads[buffer][0] != instruction.queue:
+                    self._order_store(*loads[buffer], instruction.queue, place)
 
     def _order_store(self, loader: str, loaded: Place, storer: str, stored: Place) -> None:
         assert loaded.section == stored.section, "an in-place update loads and stores in one section"

@@ -166,12 +166,21 @@ def emit_node(
         node = replace(node, inputs=node.inputs[:1])  # the number needs no buffer
     used = tuple([checked(value) for value in (*node.inputs, *node.results)])
 
+    shared = _shared(used[: len(node.inputs)], used[len(node.inputs) :], buffers)
+
     def emit() -> Emitted:
-        site = Site(node, Region.of(node, used), chip, node.scope, fixed_tilings=node.tilings, prices=prices)
+        site = Site(node, Region.of(node, used), chip, node.scope, fixed_tilings=node.tilings, prices=prices, shared=shared)
         plans = emit_site(site) if fill is None else emit_pad_with(site, fill)
         return build(plans, node.tilings, OperandNumbers.of(used[: len(node.inputs)], used[len(node.inputs) :], inputs))
 
-    return emit() if repeated is None else repeated.emitted(node, used, fill, emit)
+    return emit() if repeated is None else repeated.emitted(node, used, shared, fill, emit)
+
+
+def _shared(operands: Sequence[int], results: Sequence[int], buffers: Sequence[Buffer]) -> dict[int, int]:
+    """The buffers of results that may become one with those of operands (`MemoryPlan.replaced`): they have their addresses."""
+    places = {(buffers[b].space, buffers[b].address): b for b in operands if buffers[b].bytes}
+    found = {b: places.get((buffers[b].space, buffers[b].address), b) for b in results}
+    return {result: operand for result, operand in found.items() if result != operand}
 
 
 def emit_copy(source: int, target: int, buffers: Sequence[Buffer], chip: Chip, where: str = "") -> Kernels:
