@@ -182,6 +182,21 @@ def test_a_result_is_made_where_its_operand_lies_if_both_are_in_hbm(kept: str) -
         assert np.array_equal(np.asarray(found), np.sort(-np.sort(x, 1), 0)), engine
 
 
+@pytest.mark.parametrize("chip", ["generic", "ascend910", "tpu-v3"])
+def test_branches_may_write_one_result_over_operands_of_their_own(chip: str) -> None:
+    def chosen(p: Any, x: Any) -> Any:
+        branches = lambda x: -jnp.sort(jnp.sort(x, 0) * 2.0, 1), lambda x: jnp.abs(jnp.sort(x, 1))
+        return jnp.sort(jax.lax.cond(p > 0, *branches, x), 0)
+
+    shapes = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct(X.shape, jnp.float32)
+    program = compile_function(chosen, shapes, chip=chip)
+    verify(program)
+    for p in np.arange(2, dtype=np.int32):
+        for engine in ("reference", "fast"):
+            (found,) = Executable(program, engine=engine, fidelity="bitexact").launch([p, X])[0]
+            assert np.array_equal(np.asarray(found), np.asarray(chosen(p, X))), (p, engine)
+
+
 def test_copies_survive_bytes_and_text() -> None:
     program = _compiled("in-a-loop", "generic")
     assert from_bytes(to_bytes(program)).code == program.code == assemble(disassemble(program)).code

@@ -73,7 +73,8 @@ def with_copies(program: Program, timeline: Timeline, placed: Sequence[Placed], 
 
 
 def _numbers(program: Program, timeline: Timeline, placed: Sequence[Placed], replaced: Sequence[tuple[int, int]]) -> list[int]:
-    """The buffer that each buffer becomes: itself, or one that it replaces."""
+    """The buffer that each buffer becomes: itself, or one that it replaces. What the branches of a switch make in one buffer may replace
+    another in each of them."""
     stays: dict[int, list[Stay]] = defaultdict(list)
     for p in placed:
         stays[p.stay.buffer].append(p.stay)
@@ -83,11 +84,18 @@ def _numbers(program: Program, timeline: Timeline, placed: Sequence[Placed], rep
         return any(s.begins is None or (s.accesses[0].tick <= first and last <= s.accesses[-1].tick) for s in stays[buffer])
 
     numbers = list(range(len(program.buffers)))
+
+    def number(buffer: int) -> int:
+        while numbers[buffer] != buffer:
+            buffer = numbers[buffer]
+        return buffer
+
     for old, new in replaced:
         common = timeline.spans[new][0], timeline.spans[old][1]
         if not stays_there(old, *common) and not stays_there(new, *common):
-            numbers[new] = numbers[old]
-    return numbers
+            one, other = sorted((number(old), number(new)))
+            numbers[other] = one
+    return [number(buffer) for buffer in numbers]
 
 
 @dataclass(frozen=True, slots=True)

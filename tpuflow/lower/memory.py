@@ -339,9 +339,8 @@ class _Planner:
         )
 
     def _all_places(self) -> list[_Place]:
-        """Those that may be made one with another come last: the numbers of the others stay as they are then."""
-        replacing = {id(new) for _, new in self.replaced}
-        return sorted([*dict.fromkeys(self.places.values()), *self.temporaries], key=lambda place: id(place) in replacing)
+        """Those that may become one with the first at their address come last: the numbers of all others, ports among them, stay."""
+        return sorted([*dict.fromkeys(self.places.values()), *self.temporaries], key=lambda place: place.instead_of is not None)
 
     def live_at_peak(self) -> list[Held]:
         """What HBM holds at the tick at which it holds most, largest first."""
