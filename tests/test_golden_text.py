@@ -57,8 +57,8 @@ def test_passes_make_of_a_text_what_stands_beside_it(path: Path) -> None:
 
 @pytest.mark.parametrize("name", golden_text.PASSES)
 def test_every_pass_is_shown_at_work(name: str) -> None:
-    shown = (re.search(rf"^-- {name}\n\n(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE) for path in FILES)
-    assert any(found and found[1] != golden_text.UNCHANGED for found in shown)
+    changed = re.compile(rf"^-- {name}(?:-saving-memory)?\n\n(?!{golden_text.UNCHANGED}$)", re.MULTILINE)
+    assert any(changed.search(path.read_text(encoding="utf-8")) for path in FILES)
 
 
 GOOD = """graph f(%0 'x': f32[4]) {

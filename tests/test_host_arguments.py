@@ -330,6 +330,35 @@ def test_what_has_come_from_the_host_does_so_again_for_the_backward_pass_where_m
             assert ours.tobytes() == theirs.tobytes()
 
 
+def _scanned_descent(weights: list[Any], x: Any) -> list[Any]:
+    """A step of gradient descent through a scan over layers, whose weights [layers, n, n] live at the host."""
+    fetched = [_fetched(w) for w in weights]
+
+    def layer(y: Any, layer_weights: list[Any]) -> tuple[Any, None]:
+        return functools.reduce(lambda y, w: jnp.tanh(y @ w), layer_weights, y), None
+
+    gradients = jax.grad(lambda ws: (jax.lax.scan(jax.checkpoint(layer), x, ws)[0] ** 2).sum())(fetched)
+    return [_put(w - 0.1 * g) for w, g in zip(fetched, gradients, strict=True)]
+
+
+def test_layers_of_a_scan_come_from_the_host_one_by_one_where_memory_has_no_room_for_all() -> None:
+    layers, side, kinds = 6, 128, 3
+    weights = [RNG.normal(size=(layers, side, side)).astype(np.float32) / 16 for _ in range(kinds)]
+    x, whole = np.ones((8, side), np.float32), sum(w.nbytes for w in weights)
+    given, donated = ([jax.device_put(w, THERE) for w in weights], x), (True,) * kinds + (False,)
+    roomy = compile_function(_scanned_descent, given, chip=CHIP, donated=donated)
+    fits = memory_analysis(roomy).peak_memory_in_bytes - whole // 2
+    small = compile_function(_scanned_descent, given, chip=replace(CHIP, hbm_bytes=fits), donated=donated)
+    verify(small)
+    assert memory_analysis(small).peak_memory_in_bytes <= fits
+    copied = [sum(row.count * row.bytes for row in time_program(program).copies) for program in (roomy, small)]
+    assert copied[0] == 2 * whole, "in for all readers, and out"
+    assert 4 * whole <= copied[1] <= 4 * whole + 2 * whole // layers, "in for each loop, which may fetch one item more, and the update"
+    for engine in ("reference", "fast"):
+        for ours, theirs in zip(_run(small, (weights, x), engine), _run(roomy, (weights, x), engine), strict=True):
+            assert ours.tobytes() == theirs.tobytes()
+
+
 def test_a_step_of_one_s_own_says_itself_what_is_at_the_host() -> None:
     with pytest.raises(ConfigError, match="does by itself what offload_optimizer would ask for"):
         tpuflow.train(lambda s, b: (s, {"loss": s}), (X, X), state=np.float32(0), offload_optimizer=True)

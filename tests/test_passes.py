@@ -123,6 +123,7 @@ def test_random_graphs_keep_their_meaning(choices: list[tuple[str, int, int, int
 def test_passes_are_named_after_what_they_do() -> None:
     assert [step.name for step in PIPELINE] == [
         "keep-on-host",
+        "fetch-items",
         "simplify",
         "prune-carries",
         "simplify",

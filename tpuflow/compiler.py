@@ -36,6 +36,7 @@ from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.carry_converted import CarryConverted
 from tpuflow.lower.passes.convert_before_sending import ConvertBeforeSending
 from tpuflow.lower.passes.fetch_ahead import FetchAhead
+from tpuflow.lower.passes.fetch_items import FetchItems
 from tpuflow.lower.passes.fold_moves import FoldMoves
 from tpuflow.lower.passes.fuse import Fuse
 from tpuflow.lower.passes.fuse_rows import FuseRows
@@ -60,9 +61,10 @@ from tpuflow.lower.shards import WHOLE, Cuts, cut_ports, on_chips
 from tpuflow.lower.stage_log import StageLog, Watch, is_shown
 
 PIPELINE: tuple[Pass, ...] = (
-    KeepOnHost(), Simplify(), PruneCarries(), Simplify(), CarryConverted(), ConvertBeforeSending(), ReadChosen(), FoldMoves(),
-    WidenAfterReshape(), Fuse(), HoistInvariants(), Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(), FuseRows(),
-    MergeKernels(), Rematerialize(), JoinProducts(), FetchAhead(), JoinSmall(), SplitCollectives(), Schedule(), PrefetchFromHost(),
+    KeepOnHost(), FetchItems(), Simplify(), PruneCarries(), Simplify(), CarryConverted(), ConvertBeforeSending(), ReadChosen(),
+    FoldMoves(), WidenAfterReshape(), Fuse(), HoistInvariants(), Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(),
+    FuseRows(), MergeKernels(), Rematerialize(), JoinProducts(), FetchAhead(), JoinSmall(), SplitCollectives(), Schedule(),
+    PrefetchFromHost(),
 )  # fmt: skip
 """The passes of every compilation, in order; docs/architecture.md says what each does. `KeepOnHost` settles which arrays stay in the host's
 memory, and `PrefetchFromHost` starts copies from it ahead of their readers. The passes before `Fuse` rewrite nodes of whole tensors.

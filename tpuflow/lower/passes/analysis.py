@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -113,3 +114,12 @@ def node_key(node: Node, inputs: tuple[Value, ...] | None = None) -> Any:
     """A key for value numbering: equal for nodes without regions that compute the same results from equal `inputs` (default: their own)."""
     attrs = tuple([(name, attr_key(node.attrs[name])) for name in sorted(node.attrs)]) if node.attrs else ()
     return (node.op, node.inputs if inputs is None else inputs, attrs, tuple([r.type for r in node.results]))
+
+
+def without_results(barrier: Node, results: Container[Value]) -> list[Node]:
+    """A barrier that neither takes nor makes some of its results; no node if there are no others."""
+    kept = [(value, result) for value, result in zip(barrier.inputs, barrier.results, strict=True) if result not in results]
+    if not kept:
+        return []
+    inputs, others = zip(*kept, strict=True)
+    return [replace(barrier, inputs=inputs, results=others)]

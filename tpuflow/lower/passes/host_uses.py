@@ -133,12 +133,12 @@ class Uses:
             case "barrier":
                 return node.results[operand] in found
             case "dynamic_slice":
-                return not found[value] and operand == 0 and self._is_item(node, node.result.type) and node.result in found
+                return not found[value] and operand == 0 and self.is_item(node, node.result.type) and node.result in found
             case "loop":
                 return not found[value] and operand > 0 and node.regions[0].inputs[operand - 1] in found
         return is_fetch(node) or (is_to_host(node) and not found[value] and node.result in found)
 
-    def _is_item(self, node: Node, item: TensorType) -> bool:
+    def is_item(self, node: Node, item: TensorType) -> bool:
         """Whether a slice or update is of one item along the first axis."""
         whole, starts = node.inputs[0], node.inputs[-len(node.inputs[0].shape) :] if node.inputs[0].shape else ()
         return item.shape == (1, *whole.shape[1:]) and bool(starts) and all(self._constant(v) == 0 for v in starts[1:])
@@ -155,7 +155,7 @@ class Uses:
         update, whole = reader[0], reader[0].inputs[0]
         region, position = self.enters.get(whole, (self.graph, 0))
         loop = self.around.get(region)
-        if loop is None or loop.op != "loop" or not self._is_item(update, value.type):
+        if loop is None or loop.op != "loop" or not self.is_item(update, value.type):
             return None
         passed_on = self.leaves.get(update.result, []) == [(region, position)] and not self.readers.get(update.result)
         alone = self.readers[whole] == [(update, 0)] and not self.leaves.get(whole)

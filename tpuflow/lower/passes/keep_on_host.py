@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.memories import HOST_ARRAY, HOST_INPUT, PUT, TO_HBM, is_fetch, is_to_host
+from tpuflow.lower.passes.analysis import without_results
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.host_uses import Item, Uses
 from tpuflow.lower.passes.unit_seconds import total_bytes
@@ -133,11 +134,9 @@ class _Settled:
 
     def _barrier(self, node: Node) -> list[Node]:
         """What is at the host goes past it."""
-        pairs = list(zip(node.inputs, node.results, strict=True))
-        self.renamed.update((result, value) for value, result in pairs if value in self.origins)
-        kept = [(value, result) for value, result in pairs if value not in self.origins]
-        inputs, results = (tuple(ends) for ends in zip(*kept, strict=True)) if kept else ((), ())
-        return [replace(node, inputs=inputs, results=results)] if kept else []
+        passed = {result: value for value, result in zip(node.inputs, node.results, strict=True) if value in self.origins}
+        self.renamed.update(passed)
+        return without_results(node, passed)
 
 
 _PASSED: Mapping[str, Callable[[_Settled, Node], list[Node]]] = {
