@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
@@ -64,9 +63,8 @@ class _ByItems:
         """Those of all arrays that are fetched as a whole."""
         uses, found = Uses.of(graph), cls()
         for fetch in (node for node in graph.walk() if is_fetch(node) and len(node.inputs) == 1):
-            for loop, operand in _loops(uses, fetch.result):
-                inside = loop.regions[0].inputs[operand - 1]
-                if (slices := _slices(uses, loop, operand, inside)) is not None:
+            for loop, operand in uses.readers.get(fetch.result, ()):
+                if (slices := _slices(uses, loop, operand)) is not None:
                     found.slices.update(slices)
                     found.operands[loop, operand] = fetch.inputs[0]
         return found
@@ -84,20 +82,20 @@ class _ByItems:
         return replace(node, inputs=inputs, regions=tuple(map(self.region, node.regions)))
 
 
-def _loops(uses: Uses, value: Value) -> Iterator[tuple[Node, int]]:
-    """The loops that take a value for what they carry, and as which operand."""
-    for node, operand in uses.readers.get(value, ()):
-        if node.op == "loop" and operand > 0:
-            yield node, operand
-
-
-def _slices(uses: Uses, loop: Node, operand: int, inside: Value) -> list[Node] | None:
-    """The slices that are all that a loop's trips read of an operand, each an item, if nobody reads it after the loop; else None."""
+def _slices(uses: Uses, loop: Node, operand: int) -> list[Node] | None:
+    """The slices that are all that the trips of a loop, or of loops inside of it, read of an operand, each an item, if nobody reads it
+    after the loop; else None, as for what is no loop."""
+    if loop.op != "loop" or not operand:
+        return None
     result, (body,) = loop.results[operand - 1], loop.regions
-    kept = uses.leaves.get(inside, []) == [(body, operand - 1)]
-    if not kept or uses.readers.get(result) or uses.leaves.get(result):
+    inside = body.inputs[operand - 1]
+    if uses.leaves.get(inside) != [(body, operand - 1)] or uses.readers.get(result) or uses.leaves.get(result):
         return None
-    readers = uses.readers.get(inside, ())
-    if not all(node.op == "dynamic_slice" and i == 0 and uses.is_item(node, node.result.type) for node, i in readers):
-        return None
-    return [node for node, _ in readers]
+    found: list[Node] = []
+    for node, i in uses.readers.get(inside, ()):
+        is_slice = node.op == "dynamic_slice" and i == 0 and uses.is_item(node, node.result.type)
+        slices = [node] if is_slice else _slices(uses, node, i)
+        if slices is None:
+            return None
+        found += slices
+    return found
