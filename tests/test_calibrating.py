@@ -102,7 +102,7 @@ def test_every_time_says_on_which_chip_and_which_fit_it_stands(tmp_path: Path):
     timed = (compiled.time(found).summary(), compiled.profile(found).to_text(), compiled.executable.time(calibration=found).summary())
     assert all(says in text for text in (estimate.report(), *timed))
     assert estimate.as_dict()["fit"] == estimate.profile().as_dict()["fit"] == found.fit
-    assert "fit to 17 measured rows" in compiled.time().summary(), "without one, what tpuflow has for the family"
+    assert "fit to 27 measured rows" in compiled.time().summary(), "without one, what tpuflow has for the family"
 
 
 def test_a_chip_has_no_constant_that_is_fitted():
