@@ -57,7 +57,8 @@ ABOUT_ERRORS = (
     "slowest takes 15 and 17 % longer than the quickest (of which L005 is of grade B), and 16 chips take 169 ms (M258, 8 % apart) with the",
     "software that takes 137 on four (L001). At 8 to 32, 64 or 128 pictures are normalised together (`model_bn_span` in the logs): two to",
     "eight chips exchange statistics in every layer. Over eight that is modelled as a quarter too long (L011). The later of BERT's two",
-    "times on tpu-v4 is of packed sentences, other work than what is modelled. On tpu-v7x the product of 4,096 sustains 0.77 of the peak and is modelled at 0.94.",
+    "times on tpu-v4 is of packed sentences, other work than what is modelled. On tpu-v7x the product of 4,096 sustains 0.77 of the peak",
+    "and is modelled at 0.94.",
 )
 """What the page says of the constants, and of rows that are far off."""
 ABOUT_SERIES = (
