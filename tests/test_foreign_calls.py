@@ -88,6 +88,25 @@ def test_a_product_in_parts_is_the_whole_one(fidelity: str, monkeypatch: pytest.
     np.testing.assert_allclose(parts, enumerated_gradient(X, DY), rtol=1e-4, atol=1e-4)
 
 
+def _at(x: np.ndarray, place: int, value: float) -> np.ndarray:
+    """x with another number at a place."""
+    return np.where(np.arange(x.size).reshape(x.shape) == place, np.float32(value), x)
+
+
+FINITE = np.where(np.isfinite(DY), DY, 1)
+WEIGHTS = np.random.default_rng(2).standard_normal((3, 3, X.shape[-1], DY.shape[-1])).astype(np.float32)
+
+
+@pytest.mark.parametrize(("w", "dy"), [(WEIGHTS, DY), (_at(WEIGHTS, 17, np.inf), FINITE), (_at(WEIGHTS, 17, np.nan), DY)])
+def test_a_product_in_phases_is_corrected(w: np.ndarray, dy: np.ndarray):
+    f = tpuflow.jit(lambda w, dy: jax.vjp(lambda x: WINDOW.convolution(x, w), jnp.zeros(X.shape))[1](dy)[0])
+    with quickly_compiled():
+        found = np.asarray(f(w, dy))
+    wanted = gradients(WINDOW, X, w, dy)[0]
+    assert np.isfinite(wanted).any() and not np.isfinite(wanted).all()
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_many_threads_may_need_it_at_once():
     f, found = tpuflow.jit(weights_gradient), []
     wanted = np.asarray(f(X, DY)).tobytes()
