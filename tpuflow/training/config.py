@@ -195,7 +195,7 @@ class StepConfig:
         False,
         "the parameters are in the host's memory between steps; a step copies each into HBM before it is first read, and back after its "
         "update. A step that needs more HBM than there is lets go of them after the forward pass, and copies them in again for the "
-        "backward pass. No value changes.",
+        "backward pass; those that a scan stacks layer by layer. No value changes.",
         check_switch, shown=True,
     )  # fmt: skip
     chip: str | Chip = option("generic", "a row of the catalogue.")

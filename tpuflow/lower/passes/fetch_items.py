@@ -64,7 +64,7 @@ class _ByItems:
         uses, found = Uses.of(graph), cls()
         for fetch in (node for node in graph.walk() if is_fetch(node) and len(node.inputs) == 1):
             for loop, operand in uses.readers.get(fetch.result, ()):
-                if (slices := _slices(uses, loop, operand)) is not None:
+                if slices := _slices(uses, loop, operand):
                     found.slices.update(slices)
                     found.operands[loop, operand] = fetch.inputs[0]
         return found
