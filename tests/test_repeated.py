@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import tpuflow
 from models.gpt2 import GPT2, TINY
 from models.resnet import MINDSPORE, Bottleneck, ResNet
 from tpuflow.chips import get_chip
@@ -17,9 +18,9 @@ from tpuflow.compiler import PIPELINE, compile_graph
 from tpuflow.device.timing import time_program
 from tpuflow.device.timing.calibration import Machine
 from tpuflow.device.timing.program import time_kernel
-from tpuflow.isa.kernel_keys import KernelForms
+from tpuflow.isa.kernel_forms import KernelForm
 from tpuflow.isa.liveness import Timeline
-from tpuflow.isa.program import Kernel
+from tpuflow.isa.program import Program
 from tpuflow.lower.emit import Repeated, emit_node
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.importers.jaxpr.importer import lower_jaxpr
@@ -90,10 +91,20 @@ def test_a_kernel_that_comes_again_needs_of_the_memory_bus_what_it_would_need_by
     program = compile_graph(transformer(), chip=chip)
     timeline = Timeline(program)
     shared = Bus.of(program, timeline)
-    monkeypatch.setattr(KernelForms, "of", _by_itself)
+    monkeypatch.setattr(Program, "forms_by_id", _each_its_own)
     assert shared == Bus.of(program, timeline)
 
 
-def _by_itself(_: KernelForms, kernel: Kernel, mark: Callable[[int], object]) -> tuple[int, tuple[int, ...]]:
-    """In place of a kernel's form one that no other has."""
-    return id(kernel), tuple(dict.fromkeys(w.buffer for i in kernel.instructions for _, w in i.windows()))
+def _each_its_own(program: Program) -> dict[int, KernelForm]:
+    """In place of kernels' forms some that no other kernel has."""
+    return {id(k): KernelForm(n, form.buffers) for n, (k, form) in enumerate(zip(program.kernels(), program.kernel_forms, strict=True))}
+
+
+def test_arrays_padded_by_zeros_of_either_sign_are_not_taken_for_alike():
+    def padded(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.lax.pad(x, 0.0, [(2, 3, 0)]), jax.lax.pad(y, -0.0, [(2, 3, 0)])
+
+    x = jnp.arange(1.0, 9.0)
+    assert (
+        [jnp.signbit(z).any() for z in tpuflow.jit(padded)(x, x)] == [jnp.signbit(z).any() for z in jax.jit(padded)(x, x)] == [False, True]
+    )

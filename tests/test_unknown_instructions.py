@@ -28,17 +28,16 @@ from tpuflow.device.verify import verify
 from tpuflow.device.verify.budget import VerifyBudget
 from tpuflow.device.verify.instructions import _FIELD_RULES, check_fields, check_operands
 from tpuflow.device.verify.kernels import check_kernel
-from tpuflow.device.verify.structure import structure
 from tpuflow.errors import HazardError, ProgramError
-from tpuflow.isa import elementwise, kernel_keys
+from tpuflow.isa import elementwise, kernel_forms
 from tpuflow.isa import instruction as field
 from tpuflow.isa.bounds import Bound
 from tpuflow.isa.contraction import SlidingAxis
 from tpuflow.isa.core_shares import divide_kernel
 from tpuflow.isa.cost import Cost
 from tpuflow.isa.instruction import BY_MNEMONIC, CUSTOM_OPCODES, INSTRUCTIONS, TRAITS, FieldKind, Instruction, Tile, Window, instr
-from tpuflow.isa.kernel_keys import KernelForms
-from tpuflow.isa.program import Kernel, Program
+from tpuflow.isa.kernel_forms import forms_of
+from tpuflow.isa.program import SECTIONS, GridAxis, Kernel, Program
 from tpuflow.isa.refusal import Refusal
 from tpuflow.isa.vector import Binary, ReduceInto, _Compute
 from tpuflow.isa.wire import choice_codec
@@ -91,7 +90,6 @@ def _kernel(program: Program) -> Kernel:
 PLACES: dict[str, Callable[[Program], object]] = {
     "verifier": verify,
     "verifier of one kernel": lambda p: check_kernel(_kernel(p), p.buffers, p.chip, VerifyBudget(99)),
-    "memo of the verifier": lambda p: structure(_kernel(p), p.buffers),
     "resolve": lambda p: resolve(_kernel(p)),
     "liveness of reads": lambda p: liveness.reads(_kernel(p)),
     "liveness of writes": lambda p: liveness.writes(_kernel(p)),
@@ -99,7 +97,7 @@ PLACES: dict[str, Callable[[Program], object]] = {
     "fast engine": lambda p: list(FastEngine(p, verified=True).translate()),
     "reference engine": lambda p: ReferenceEngine(p, verify=False).launch([np.ones((20, 300), np.float32)] * 2, []),
     "timing": lambda p: time_kernel(_kernel(p), MACHINE),
-    "memo of the timing": lambda p: KernelForms().of(_kernel(p), bool),
+    "form": lambda p: forms_of([_kernel(p)]),
     "core division": lambda p: divide_kernel(_kernel(p), CHIP),
 }
 
@@ -236,9 +234,7 @@ def test_a_field_of_a_kind_that_one_place_does_not_know_is_refused_there(monkeyp
     kernel = _kernel(program)
     (masked,) = (i for i in kernel.instructions if i.mnemonic == "masked")
     with pytest.raises(ProgramError, match="'masked' has a field mask of kind 'mask'"):
-        structure(kernel, program.buffers)
-    with pytest.raises(ProgramError, match="'masked' has a field mask of kind 'mask'"):
-        KernelForms().of(kernel, bool)
+        forms_of([kernel])
     with pytest.raises(Refusal, match="field mask of 'masked' is of kind 'mask'"):
         check_fields(kernel, masked)
     with pytest.raises(ProgramError, match="'masked' has a field mask"):
@@ -277,18 +273,18 @@ def _other(window: Window, name: str) -> Any:
 
 
 @pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
-def test_the_memo_tells_apart_kernels_that_differ_in_any_field(make: Callable[[], Program]) -> None:
+def test_forms_tell_apart_kernels_that_differ_in_any_field(make: Callable[[], Program]) -> None:
+    assert {f.name for f in dataclasses.fields(Kernel) if f.compare} == {"grid", "semaphores", *SECTIONS}
     program = make()
     for kernel in program.kernels():
-        keys = {structure(kernel, program.buffers)[0]}
-        count = 1
+        kernels = [kernel, replace(kernel, grid=(*kernel.grid, GridAxis(3))), replace(kernel, semaphores=(*kernel.semaphores, 0))]
+        count = 3
         for n, instruction in enumerate(kernel.instructions):
             count += len(set(map(repr, _changes(instruction))))
             for changed in _changes(instruction):
                 numbers = iter(range(len(kernel.instructions)))
-                edited = substitute(kernel, lambda i, c=changed, k=n, it=numbers: c if next(it) == k else i)
-                keys.add(structure(edited, program.buffers)[0])
-        assert len(keys) == count
+                kernels.append(substitute(kernel, lambda i, c=changed, k=n, it=numbers: c if next(it) == k else i))
+        assert len({form.number for form in forms_of(kernels)}) == count
 
 
 # --- the instruction set
@@ -301,7 +297,7 @@ def test_every_instruction_of_the_set_is_known_everywhere(cls: type[Instruction]
     assert cls.rules is not None and all(rule.sentence for rule in cls.rules)
     assert (cls in _TRANSFERS) == cls.has("transfers")
     assert (cls.meaning is Instruction.meaning) == any(map(cls.has, ("transfers", "signals", "waits")))
-    assert {kind.name for kind in cls.kinds.values()} <= kernel_keys._FORMS.keys() & _FIELD_RULES.keys()
+    assert {kind.name for kind in cls.kinds.values()} <= kernel_forms._FORMS.keys() & _FIELD_RULES.keys()
     assert cls.cost is not Instruction.cost and cls.queue is not Instruction.queue
     roles = [(kind.name, kind.role) for kind in cls.kinds.values()]
     assert (("tile", "both") in roles) == (cls.has("accumulates") or cls.has("scans"))

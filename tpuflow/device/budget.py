@@ -101,6 +101,8 @@ def _sources(program: Program) -> tuple[Mapping[int, int], Mapping[int, int]]:
     """(known trip counts, by buffer; the inputs that are trip counts and whose buffers nothing writes, by buffer)."""
     blocks = [block for _, block in walk(program.code)]
     counts = {block.trips for block in blocks if isinstance(block, Loop)}
+    if not counts:
+        return {}, {}
     written = {w.buffer for b in blocks if isinstance(b, Kernel) for i in b.instructions for role, w in i.windows() if role == "write"}
     written |= {b.buffer for b in blocks if isinstance(b, Infeed | Position)} | {b.target for b in blocks if isinstance(b, Moving)}
     written |= {target for b in blocks if isinstance(b, CallHost) for target in b.targets}

@@ -79,8 +79,7 @@ def host_bytes(program: Program) -> int:
     multiple of some of it: the reference engine records the owner of every byte, the fast engine has old and new contents at once.
     """
     constants = sum(len(c.data) for c in program.constants)
-    kernels = {id(k): k for k in program.kernels()}.values()
-    return occupied_bytes(program) + constants + max((_kernel_bytes(k, program.chip) for k in kernels), default=0)
+    return occupied_bytes(program) + constants + max((_kernel_bytes(k, program.chip) for k in program.distinct_kernels()), default=0)
 
 
 def items_bytes(ports: Sequence[Port], items: int) -> int:

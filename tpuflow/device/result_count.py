@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from tpuflow.isa.instruction import Instruction
 from tpuflow.isa.loop_nest import LoopNest
 from tpuflow.isa.matrix import MatmulAccumulate
-from tpuflow.isa.program import Block, Kernel, Loop, Switch, While
+from tpuflow.isa.program import Block, Kernel, Loop, Program, Switch, While
 
 LEAST = 4096
 """The least that a kernel counts: the host's overhead of a kernel takes as long."""
@@ -16,21 +16,33 @@ MACS_A_RESULT = 8
 """Multiply-adds that take the host as long as one result of any other instruction, to the order of magnitude."""
 
 
-def result_count(blocks: Sequence[Block], trips: Mapping[int, int], unknown: float) -> float:
-    """Elements that the blocks compute, of a switch the longest branch. trips: the known trip counts, by buffer (`known_trips`); other
-    loops count as `unknown` trips."""
-    total = 0.0
-    for block in blocks:
-        match block:
-            case Kernel():
-                total += kernel_result_count(block)
-            case Loop():
-                total += _times(max(0, trips.get(block.trips, unknown)), result_count(block.body, trips, unknown))
-            case While():
-                total += _times(unknown, result_count(block.condition + block.body, trips, unknown))
-            case Switch():
-                total += max((result_count(branch, trips, unknown) for branch in block.branches), default=0.0)
-    return total
+class ResultCounts:
+    """The counts of a Program's blocks; kernels of one form have the same, which is found once."""
+
+    def __init__(self, program: Program, trips: Mapping[int, int]):
+        self._trips, self._forms = trips, program.forms_by_id()
+        self._known: dict[int, float] = {}
+
+    def of(self, blocks: Sequence[Block], unknown: float) -> float:
+        """Elements that the blocks compute, of a switch the longest branch. Loops that are not in `trips` count as `unknown` trips."""
+        total = 0.0
+        for block in blocks:
+            match block:
+                case Kernel():
+                    total += self._kernel(block)
+                case Loop():
+                    total += _times(max(0, self._trips.get(block.trips, unknown)), self.of(block.body, unknown))
+                case While():
+                    total += _times(unknown, self.of(block.condition + block.body, unknown))
+                case Switch():
+                    total += max((self.of(branch, unknown) for branch in block.branches), default=0.0)
+        return total
+
+    def _kernel(self, kernel: Kernel) -> float:
+        number = self._forms[id(kernel)].number
+        if number not in self._known:
+            self._known[number] = kernel_result_count(kernel)
+        return self._known[number]
 
 
 def kernel_result_count(kernel: Kernel) -> float:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from tpuflow.chips.chip import Chip
 from tpuflow.dtypes import DType
 from tpuflow.isa.calls import Call, HostFunction, count, sources
 from tpuflow.isa.collectives import Await, Collective, Cut, MeshAxis, Position
 from tpuflow.isa.instruction import Instruction
+from tpuflow.isa.kernel_forms import KernelForm, forms_of
 
 GRID_KINDS = ("parallel", "sequential")
 BUFFER_SPACES = ("hbm", "vmem", "cmem", "host")
@@ -239,7 +241,7 @@ class Constant:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Program:
     """Everything the device needs. An input marked donated may be overwritten; an output may be the same buffer as a donated input.
 
@@ -304,6 +306,23 @@ class Program:
     def kernels(self) -> Iterator[Kernel]:
         """Every kernel, depth first, in program order."""
         yield from (b for _, b in walk(self.code) if isinstance(b, Kernel))
+
+    @cached_property
+    def kernel_forms(self) -> tuple[KernelForm, ...]:
+        """The form of every kernel, in the order of `kernels`.
+
+        Raises:
+          ProgramError: an instruction states no traits, or has a field of an unknown kind.
+        """
+        return forms_of(self.kernels())
+
+    def forms_by_id(self) -> Mapping[int, KernelForm]:
+        """The forms by the `id` of their kernels, for use while the Program lives."""
+        return {id(kernel): form for kernel, form in zip(self.kernels(), self.kernel_forms, strict=True)}
+
+    def distinct_kernels(self) -> Sequence[Kernel]:
+        """One kernel of each form."""
+        return list({form.number: kernel for form, kernel in zip(self.kernel_forms, self.kernels(), strict=True)}.values())
 
     def strip(self) -> Program:
         """The same Program without names and source lines."""

@@ -87,8 +87,9 @@ def _chosen(stays: Sequence[Stay], program: Program, bus: Bus, floors: np.ndarra
 
 def _tile_ends(timeline: Timeline, bus: Bus) -> np.ndarray:
     """The end of the tiles in VMEM at every tick, in the numbering of all cores together."""
-    chip = bus.chip
-    return np.asarray([chip.cores * tile_end(b, "vmem", chip) if isinstance(b, Kernel) else 0 for b in timeline.blocks], np.int64)
+    chip, forms = bus.chip, bus.program.forms_by_id()
+    ends = {forms[id(kernel)].number: chip.cores * tile_end(kernel, "vmem", chip) for kernel in bus.program.distinct_kernels()}
+    return np.asarray([ends[forms[id(b)].number] if isinstance(b, Kernel) else 0 for b in timeline.blocks], np.int64)
 
 
 def _read_again(timeline: Timeline, bus: Bus) -> np.ndarray:

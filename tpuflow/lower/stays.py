@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from tpuflow.chips import Chip
 from tpuflow.isa.core_parts import CoreParts
 from tpuflow.isa.instruction import QUEUES, Tile
-from tpuflow.isa.kernel_keys import KernelForms
 from tpuflow.isa.liveness import Timeline
 from tpuflow.isa.loop_nest import LoopNest
 from tpuflow.isa.program import Kernel, Program
@@ -93,13 +92,14 @@ class Bus:
         found = cls(
             program, 1 / (chip.cores * chip.core_bandwidth(chip.cores)), defaultdict(list), nothing, nothing.copy(), [0] * len(nothing)
         )
-        forms, known = KernelForms(), dict[Hashable, _Needs]()
+        forms, known = program.forms_by_id(), dict[Hashable, _Needs]()
         for tick, block in enumerate(timeline.blocks):
             if isinstance(block, Kernel):
-                form, buffers = forms.of(block, lambda buffer: program.buffers[buffer].elems)
-                if form not in known:
-                    known[form] = found._needs(block, buffers)
-                found._enter(tick, buffers, known[form])
+                form = forms[id(block)]
+                key = form.with_marks(lambda buffer: program.buffers[buffer].elems)
+                if key not in known:
+                    known[key] = found._needs(block, form.buffers)
+                found._enter(tick, form.buffers, known[key])
         return found
 
     def copy(self) -> Bus:

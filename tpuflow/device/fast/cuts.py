@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tpuflow.device.fast.liveness import AGAIN, Key, Liveness
-from tpuflow.device.result_count import result_count
+from tpuflow.device.result_count import ResultCounts
 from tpuflow.device.timing.trips import known_trips
 from tpuflow.isa.collectives import chips_of
 from tpuflow.isa.program import Block, Loop, Program, While
 
 SHORT = 2.0**27
-"""A `result_count` that takes the host tens of milliseconds, and the dearest special functions in bit-exact fidelity (20 ns each) two or
-three seconds: blocks of no more than that are neither cut nor waited for. A launch in pieces costs the host 0.15 ms more than a single
-executable: a tenth of a product of matrices of 512 x 512. An LSTM's loop of 30 ms takes a seventh longer if it is cut."""
+"""A count (`ResultCounts`) that takes the host tens of milliseconds, and the dearest special functions in bit-exact fidelity (20 ns each)
+two or three seconds: blocks of no more than that are neither cut nor waited for. A launch in pieces costs the host 0.15 ms more than a
+single executable: a tenth of a product of matrices of 512 x 512. An LSTM's loop of 30 ms takes a seventh longer if it is cut."""
 LONG_TRIP = 2.0**31
-"""A `result_count` that takes the host seconds: a loop of longer trips is run by the host (`HostLoop`), and loops in its body are cut."""
+"""A count (`ResultCounts`) that takes the host seconds: a loop of longer trips is run by the host (`HostLoop`), and loops in its body are
+cut."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,7 @@ class Cuts:
         self._donated = frozenset(p.buffer for p in self.program.inputs if p.donated)
         self._owned: set[int] = set(self._donated)
         self._there: set[int] = {p.buffer for p in self.program.inputs}
-
-    @cached_property
-    def trips(self) -> Mapping[int, int]:
-        """The trip counts that the Program itself says."""
-        return known_trips(self.program)
+        self._counts = ResultCounts(self.program, known_trips(self.program))
 
     @cached_property
     def short(self) -> bool:
@@ -91,14 +88,14 @@ class Cuts:
     # ---- where
 
     def _is_short(self, blocks: Sequence[Block]) -> bool:
-        return chips_of(self.program.mesh) * result_count(blocks, self.trips, float("inf")) <= SHORT
+        return chips_of(self.program.mesh) * self._counts.of(blocks, float("inf")) <= SHORT
 
     def _is_cut(self, block: Block) -> bool:
         return isinstance(block, Loop | While) and id(block) not in self.divergent and not self._is_short((block,))
 
     def _is_host_loop(self, block: Loop | While) -> bool:
         inside = block.body + (block.condition if isinstance(block, While) else ())
-        return any(map(self._is_cut, inside)) and chips_of(self.program.mesh) * result_count(inside, self.trips, 1.0) > LONG_TRIP
+        return any(map(self._is_cut, inside)) and chips_of(self.program.mesh) * self._counts.of(inside, 1.0) > LONG_TRIP
 
     # ---- into what
 

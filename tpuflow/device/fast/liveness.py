@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -28,7 +28,7 @@ def reads(block: Block) -> frozenset[int]:
     """Buffers that one block reads itself (nested blocks not counted)."""
     match block:
         case Kernel():
-            return frozenset(buffer for role, buffer in _accesses(block) if role == "read")
+            return _accesses(block)[0]
         case Loop():
             return frozenset((block.trips,))
         case While():
@@ -48,21 +48,23 @@ def reads(block: Block) -> frozenset[int]:
     assert_never(block)
 
 
-def _accesses(kernel: Kernel) -> Iterator[tuple[str, int]]:
-    """Role and buffer of every window; one that is updated is read as well."""
+def _accesses(kernel: Kernel) -> tuple[frozenset[int], frozenset[int]]:
+    """The buffers that a kernel reads, and those it writes; one that is updated is both."""
+    found: dict[str, set[int]] = {"read": set(), "write": set()}
     for instruction in kernel.instructions:
         updates = instruction.has("updates")
-        for role, window in instruction.windows():
-            yield role, window.buffer
+        for role, window in instruction.windows() if instruction.windowed else ():
+            found[role].add(window.buffer)
             if updates:
-                yield "read", window.buffer
+                found["read"].add(window.buffer)
+    return frozenset(found["read"]), frozenset(found["write"])
 
 
 def writes(block: Block) -> frozenset[int]:
     """Buffers that one block writes itself."""
     match block:
         case Kernel():
-            return frozenset(buffer for role, buffer in _accesses(block) if role == "write")
+            return _accesses(block)[1]
         case Infeed() | Position():
             return frozenset((block.buffer,))
         case Collective() | Copy():
@@ -134,7 +136,8 @@ class Liveness:
         """What a block touches, nested blocks included."""
         if id(block) not in self._uses:
             ports, counted = (_port(block, Infeed), _port(block, Outfeed)), id(block) in self._counted
-            own = Uses(writes(block), reads(block) | writes(block), *ports, counted, isinstance(block, CallHost))
+            written = writes(block)
+            own = Uses(written, reads(block) | written, *ports, counted, isinstance(block, CallHost))
             self._uses[id(block)] = _together([own, *(self.uses(b) for _, code in children(block) for b in code)])
         return self._uses[id(block)]
 

@@ -16,7 +16,6 @@ import jax
 
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.kernel import translate_kernel
-from tpuflow.isa.kernel_keys import KernelForms
 from tpuflow.isa.program import Kernel, Program
 
 Form = tuple[Hashable, tuple[int, ...]]
@@ -35,8 +34,11 @@ class RepeatedKernels:
     tiers: dict[Hashable, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known, buffers = KernelForms(), self.program.buffers
-        self.forms = _repeated({id(k): known.of(k, lambda b: (buffers[b].shape, buffers[b].dtype)) for k in self.program.kernels()})
+        buffers = self.program.buffers
+        found = self.program.forms_by_id()
+        self.forms = _repeated(
+            {k: (form.with_marks(lambda b: (buffers[b].shape, buffers[b].dtype)), form.buffers) for k, form in found.items()}
+        )
 
     def translate(
         self, kernel: Kernel, hbm: dict[int, Any], ar: LaxArithmetic, zero: Any, resting: Set[int], read_later: Set[int]

@@ -44,7 +44,7 @@ class Same:
 
 def sorts_integers(program: Program) -> bool:
     """Whether a kernel sorts by integers of 32 bits: what is worth looking at."""
-    sorts = (i for kernel in program.kernels() for i in kernel.instructions if isinstance(i, Sort))
+    sorts = (i for kernel in program.distinct_kernels() for i in kernel.instructions if isinstance(i, Sort))
     return any(i.srcs[0].dtype.kind in ("int", "uint") and i.srcs[0].dtype.bytes == 4 for i in sorts)
 
 

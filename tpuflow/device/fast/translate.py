@@ -63,7 +63,9 @@ class Translation:
         self.liveness = Liveness(whole, self.workload.numbers)
         self.packed = _packed(self.program, whole)
         self.picked = _picked(self.program)
-        self.calls_numpy = any(isinstance(i, MatmulAccumulate) and i.bounds for k in self.program.kernels() for i in k.instructions)
+        self.calls_numpy = any(
+            isinstance(i, MatmulAccumulate) and i.bounds for k in self.program.distinct_kernels() for i in k.instructions
+        )
         self.repeated = None if self.program.mesh or self.bitexact else RepeatedKernels(self.program)
         self.finders = () if self.program.mesh or self.program.functions or self.bitexact else _finders(self.program)
 

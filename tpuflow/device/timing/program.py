@@ -20,7 +20,6 @@ from tpuflow.errors import ProgramError
 from tpuflow.isa.calls import HostFunction
 from tpuflow.isa.collectives import Await, Collective, Position
 from tpuflow.isa.instruction import QUEUES, Instruction
-from tpuflow.isa.kernel_keys import KernelForms
 from tpuflow.isa.matrix import MatmulAccumulate
 from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Outfeed, Program, Switch, While, walk
 from tpuflow.isa.splitting import SPLITS
@@ -41,7 +40,7 @@ def time_program(
       ConfigError: the calibration is for other chips.
     """
     machine = Machine.of(program.chip, calibration)
-    walk = _BlockTimes(program, machine, dict(trips or {}), known_trips(program), program.resident)
+    walk = _BlockTimes(program, machine, dict(trips or {}), known_trips(program), TimedKernels(program, machine))
     total = walk.blocks(program.code, "", 1)
     if not walk.fed:
         total.feed += picoseconds(machine.calibration.step_seconds)
@@ -63,8 +62,7 @@ def time_program(
 
 def _narrowed(program: Program) -> tuple[str, ...]:
     """What is said of f32 products that are made of narrower ones."""
-    kernels = (block for _, block in walk(program.code) if isinstance(block, Kernel))
-    used = {i.precision for k in kernels for i in k.body if isinstance(i, MatmulAccumulate)}
+    used = {i.precision for k in program.distinct_kernels() for i in k.body if isinstance(i, MatmulAccumulate)}
     rows = [row for name, row in SPLITS.items() if name in used]
     return tuple(
         f"f32 products enter the arrays of {program.chip.name} as {row.dtype}, in {len(row.passes)} pass{'' if row.parts == 1 else 'es'}"
@@ -100,29 +98,29 @@ def is_fed(body: Sequence[Block]) -> bool:
     return any(isinstance(block, Infeed | Outfeed) for block in body)
 
 
-@dataclass(slots=True)
+@dataclass
 class TimedKernels:
-    """Kernels of one Program timed on one machine, by form: one that differs only in buffers and debug information takes the same time."""
+    """The kernels of one Program on one machine. Those that differ only in debug information, and in buffers of which the same ones stay on
+    the chip, take the same time."""
 
-    forms: KernelForms = field(default_factory=KernelForms)
+    program: Program
+    machine: Machine
     times: dict[Hashable, KernelTime] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._resident, self._forms = self.program.resident, self.program.forms_by_id()
 
-def time_kernel(kernel: Kernel, machine: Machine, known: TimedKernels | None = None, resident: Set[int] = frozenset()) -> KernelTime:
-    """The modelled time of a kernel, its launch floor included; `resident` are the buffers that stay on the chip.
-
-    known: kernels of the same Program timed before on this machine.
-    """
-    if known is None:
-        return _timed(kernel, machine, resident)
-    form, _ = known.forms.of(kernel, resident.__contains__)
-    found = known.times.get(form)
-    if found is None:
-        found = known.times[form] = _timed(kernel, machine, resident)
-    return replace(found, name=kernel.name, scope=kernel.scope, source=kernel.source)
+    def of(self, kernel: Kernel) -> KernelTime:
+        """`time_kernel` of a kernel."""
+        key = self._forms[id(kernel)].with_marks(self._resident.__contains__)
+        found = self.times.get(key)
+        if found is None:
+            found = self.times[key] = time_kernel(kernel, self.machine, self._resident)
+        return replace(found, name=kernel.name, scope=kernel.scope, source=kernel.source)
 
 
-def _timed(kernel: Kernel, machine: Machine, resident: Set[int]) -> KernelTime:
+def time_kernel(kernel: Kernel, machine: Machine, resident: Set[int] = frozenset()) -> KernelTime:
+    """The modelled time of a kernel, its launch floor included; `resident` are the buffers that stay on the chip."""
     priced = price(kernel, machine, resident)
     plan, clock = plan_grid(priced, machine)
     floor = picoseconds(machine.calibration.kernel_seconds)
@@ -236,17 +234,15 @@ class _Here:
 
 @dataclass(slots=True)
 class _BlockTimes:
-    """Goes over the blocks of a Program; `known` are the trip counts that it says, `resident` those of its buffers that stay, `fed` whether
-    the host feeds a loop of it."""
+    """Goes over the blocks of a Program; `known` are the trip counts that it says, `fed` whether the host feeds a loop of it."""
 
     program: Program
     machine: Machine
     trips: dict[str, int]
     known: Mapping[int, int]
-    resident: Set[int]
+    timed: TimedKernels
     assumed: list[str] = field(default_factory=list)
     counted: dict[str, int] = field(default_factory=dict)
-    timed: TimedKernels = field(default_factory=TimedKernels)
     fed: bool = False
 
     def blocks(self, code: Sequence[Block], path: str, count: int) -> _Sum:
@@ -260,7 +256,7 @@ class _BlockTimes:
         total = here.total
         match block:
             case Kernel():
-                found = time_kernel(block, self.machine, self.timed, self.resident)
+                found = self.timed.of(block)
                 total.rows.append(KernelRow(place, count, found))
                 total.device += found.picoseconds
                 total.work = total.work + found.work

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from tpuflow.chips.checking import row_problem
@@ -22,12 +22,12 @@ from tpuflow.device.verify.collectives import (
 )
 from tpuflow.device.verify.dataflow import check_dataflow
 from tpuflow.device.verify.kernels import Effects, check_kernel
-from tpuflow.device.verify.structure import structure
 from tpuflow.dtypes import PRED, S32, DType
 from tpuflow.errors import ProgramError
 from tpuflow.isa.calls import ArrayType
 from tpuflow.isa.codec import MAX_DEPTH
 from tpuflow.isa.collectives import Await, Collective, Position
+from tpuflow.isa.kernel_forms import KernelForm, forms_of
 from tpuflow.isa.liveness import touched
 from tpuflow.isa.program import (
     SPACE_BYTES,
@@ -44,6 +44,7 @@ from tpuflow.isa.program import (
     Switch,
     While,
     children,
+    walk,
 )
 from tpuflow.isa.refusal import Refusal
 
@@ -208,23 +209,22 @@ def _check_block(program: Program, block: Block) -> None:
 
 
 class _Kernels:
-    """Effects of every kernel by its id; kernels that differ only in which buffers they use are checked once."""
+    """Effects of every kernel by its id; kernels of one form on buffers that are alike are checked once."""
 
     def __init__(self, program: Program):
         self.program = program
+        self._forms = _forms(program)
         self.effort = VerifyBudget(sum(len(k.instructions) for k in program.kernels()))
         self.effects: dict[int, Effects] = {}
         self._seen: dict[Hashable, tuple[Effects, tuple[int, ...]]] = {}
 
     def check(self, kernel: Kernel, path: str) -> None:
         """Refuse the kernel, or note its effects."""
-        try:
-            key, buffers = structure(kernel, self.program.buffers)
-        except ProgramError as error:
-            raise ProgramError(f"{kernel_place(path, kernel)}: {error}") from None
+        form = self._forms[id(kernel)]
+        key = form.with_marks(self._checked)
         if key in self._seen:
             effects, before = self._seen[key]
-            self.effects[id(kernel)] = effects.renumbered(dict(zip(before, buffers, strict=True)))
+            self.effects[id(kernel)] = effects.renumbered(dict(zip(before, form.buffers, strict=True)))
             return
         try:
             effects = check_kernel(kernel, self.program.buffers, self.program.chip, self.effort)
@@ -233,7 +233,26 @@ class _Kernels:
             place = kernel_place(path, kernel) if n is None else instruction_place(path, kernel, n)
             raise ProgramError(f"{place}: {refusal.what}.{'' if n is None else source_suffix(kernel, n)}") from None
         self.effects[id(kernel)] = effects
-        self._seen[key] = effects, buffers
+        self._seen[key] = effects, form.buffers
+
+    def _checked(self, number: int) -> Hashable:
+        """What the checks of a kernel look at of a buffer; of one that does not exist nothing."""
+        buffers = self.program.buffers
+        buffer = buffers[number] if 0 <= number < len(buffers) else None
+        return None if buffer is None else (buffer.dtype.code, buffer.elems, buffer.space)
+
+
+def _forms(program: Program) -> Mapping[int, KernelForm]:
+    try:
+        return program.forms_by_id()
+    except ProgramError:
+        for path, block in walk(program.code):
+            if isinstance(block, Kernel):
+                try:
+                    forms_of((block,))
+                except ProgramError as error:
+                    raise ProgramError(f"{kernel_place(path, block)}: {error}") from None
+        raise
 
 
 def _scalar(what: str, field: str, dtype: DType) -> Check:
