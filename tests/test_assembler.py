@@ -27,7 +27,7 @@ from tpuflow.isa.vector import Constant as Splat
 HAND = hand.all_programs()
 
 GOLDEN = """\
-tpx 13.0    ; a little of everything
+tpx 14.0    ; a little of everything
 chip
   name "tiny"
   cores 1
@@ -215,8 +215,8 @@ def test_incomplete_source_lines_cannot_be_shown() -> None:
 MARK = "\0"
 
 FAULTS = {
-    "version": ("tpx 13.0", "tpx @14.0", "found '14.0', expected a version from 13.0 to 13.0"),
-    "no_program": ("tpx 13.0", "@HloModule", "found 'HloModule', expected 'tpx 13.0'"),
+    "version": ("tpx 14.0", "tpx @15.0", "found '15.0', expected a version from 14.0 to 14.0"),
+    "no_program": ("tpx 14.0", "@HloModule", "found 'HloModule', expected 'tpx 14.0'"),
     "chip_fact": ("  cores 1\n  clock", "  @clock", "found 'clock_hz', expected the chip's 'cores'"),
     "chip_value": ("cores 1", "cores @one", "found 'one', expected an integer"),
     "string": ('name "tiny"', 'name @"tiny', "found '\"tiny', expected a string in double quotes"),
@@ -287,7 +287,7 @@ def test_leading_zeros_change_no_integer() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n\n", "; only a comment\n"])
 def test_an_empty_text_is_refused(text: str) -> None:
-    with pytest.raises(ProgramFileError, match="found the end of the text, expected 'tpx 13.0'"):
+    with pytest.raises(ProgramFileError, match="found the end of the text, expected 'tpx 14.0'"):
         assemble(text)
 
 

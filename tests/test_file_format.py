@@ -24,8 +24,9 @@ from tests.mutating import forge, split
 from tpuflow.chips import get_chip
 from tpuflow.dtypes import F32
 from tpuflow.errors import ProgramFileError
-from tpuflow.isa import file
+from tpuflow.isa import codec, file
 from tpuflow.isa.codec import DECLARED, MAX_DEPTH
+from tpuflow.isa.dma import Load, Store
 from tpuflow.isa.instruction import INSTRUCTIONS, Instruction, Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.program import Block, Buffer, Constant, Kernel, Loop, Program
 from tpuflow.isa.vector import Constant as Splat
@@ -317,6 +318,56 @@ def test_a_number_has_one_form_only() -> None:
         file.from_bytes(forge(sections | {b"CNST": b"\x80\x00"}))
     with pytest.raises(ProgramFileError, match="64 bits"):
         file.from_bytes(forge(sections | {b"CNST": b"\xff" * 9 + b"\x7f"}))
+
+
+# ---- kernels of one form
+
+
+def _copying(*pairs: tuple[int, int]) -> Program:
+    """A kernel for each pair of buffers, from the first to the second."""
+
+    def window(buffer: int) -> Window:
+        return Window(buffer, TILE, (WindowAxis(0, 1, 8),))
+
+    kernels = tuple(Kernel((), (), (Load(window(a)),), (Splat(TILE, 1),), (Store(window(b)),), name=f"{a} to {b}") for a, b in pairs)
+    return Program(get_chip("generic"), tuple(Buffer(F32, (8,), 64 * n) for n in range(8)), (), (), (), (), (), kernels)
+
+
+def _code(*pairs: tuple[int, int]) -> bytes:
+    return split(file.to_bytes(_copying(*pairs)))[b"CODE"]
+
+
+def test_a_kernel_that_comes_again_on_other_buffers_is_written_once() -> None:
+    alone, *more = (len(_code(*[(0, 1), (2, 3), (5, 4), (0, 0), (7, 7)][:n])) for n in range(1, 6))
+    assert [size - alone for size in more[:2]] == [5, 10]  # a kernel, its form, how many buffers, and these
+    assert more[2] - more[1] > 30 and more[3] - more[2] == 4  # in place is another form
+    program = _copying((0, 1), (2, 3), (0, 0))
+    again = reread(program)
+    assert repr(again) == repr(program)
+    first, second, _ = again.kernels()
+    assert first.body[0] is second.body[0]
+
+
+def test_a_kernel_of_no_form_or_on_too_few_buffers_is_refused() -> None:
+    sections, code = split(file.to_bytes(_copying((0, 1), (2, 3)))), _code((0, 1), (2, 3))
+    assert code[-5:] == bytes((0, 0, 2, 4, 6))  # a kernel, its form, how many buffers, and these, zigzagged
+    for wrong, message in (
+        ((0, 2, 2, 4, 6), "of form 2, expected at most 1"),
+        ((0, 0, 1, 4), "has 1 buffers, its form uses numbers .0, 1."),
+        ((0, 0, 3, 4, 6, 8), "has 3 buffers, its form uses numbers .0, 1."),
+    ):
+        with pytest.raises(ProgramFileError, match=message):
+            file.from_bytes(forge(sections | {b"CODE": code[:-5] + bytes(wrong)}))
+
+
+def test_a_few_bytes_cannot_ask_for_any_number_of_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = file.to_bytes(_copying((0, 1), (2, 3)))
+    monkeypatch.setattr(codec, "MAX_INSTRUCTIONS", 5)
+    with pytest.raises(ProgramFileError, match="the kernels have more than 5 instructions"):
+        file.from_bytes(data)
+    monkeypatch.setattr(file, "MAX_INSTRUCTIONS", 5)
+    with pytest.raises(ProgramFileError, match="cannot write the program: its kernels have 6 instructions, expected at most 5"):
+        file.to_bytes(_copying((0, 1), (2, 3)))
 
 
 def _loops(depth: int) -> Program:

@@ -392,7 +392,7 @@ def test_the_stages_have_the_words_of_jax(tmp_path):
     assert "dot_general" in lowered.as_text()
     compiled = lowered.compile()
     close(compiled(X, W), layer(X, W))
-    assert compiled.as_text().startswith("tpx 13.0") and "mm_accumulate" in compiled.as_text()
+    assert compiled.as_text().startswith("tpx 14.0") and "mm_accumulate" in compiled.as_text()
     costs = compiled.cost_analysis()
     assert costs["matrix flops"] == 2 * 4 * 5 * 3
     assert costs["bytes accessed"] >= X.nbytes + W.nbytes + 4

@@ -3,8 +3,9 @@
 Integers are varints of seven bits a byte, low bits first, in their shortest form; signed ones are zigzagged first (0, -1, 1, -2, ...).
 A string or `bytes` is its length and its content (UTF-8), a tuple of any length its length and its items, a dataclass its fields in
 order, a word of a list its number there, an element type its code, a union the number of the alternative and its content. An
-instruction is its opcode and its fields. Within a kernel, tiles and windows are written once each, in order of
-first use, ahead of the instructions, which hold their row numbers.
+instruction is its opcode and its fields. A kernel is the number of its form, the form itself where it is new, and the buffers that the form
+numbers from 0 in order of first use: kernels of equal layers are written once. Within a form, tiles and windows are written once each, in
+order of first use, ahead of the instructions, which hold their row numbers.
 
 Reading trusts nothing: every length is held against the bytes that are left before anything is built from it, every code against
 its table, and every fault is a `ProgramFileError` that says where.
@@ -48,6 +49,9 @@ FAMILIES = (vector, matrix, dma)  # every module that declares instructions
 DECLARED = tuple(sorted(INSTRUCTIONS.values(), key=lambda cls: cls.opcode))
 MAX_DEPTH = 32  # nested blocks; XLA takes seconds to compile loops nested twice as deep
 MAX_ARRAY_RANK = 32
+MAX_INSTRUCTIONS = 2**22
+"""Of all kernels of a program together, a hundred times as many as those of the largest examples: a file of a few bytes a kernel could
+otherwise ask for any number of them."""
 
 CHOICES = {
     label: {word: code for code, word in enumerate(words)}
@@ -68,7 +72,7 @@ LIMITS = {  # most items of a tuple field, where it is not the file's length tha
 
 
 class Table:
-    """The rows of a kernel's tile or window table while it is written. Items with the same encoding share a row."""
+    """The rows of a form's tile or window table while it is written. Items with the same encoding share a row."""
 
     __slots__ = ("_encode", "_numbers", "rows")
 
@@ -173,7 +177,39 @@ def _row_codec(cls: type) -> Codec:
 
 
 def _kernel_codec() -> Codec:
-    """A kernel: its tile table, its window table (whose rows use the tiles), then its fields."""
+    """A kernel: the number of its form, the form if that is the next number, its buffers."""
+    form, buffers = form_codec(), _sequence_codec("the buffers of a kernel", signed_codec("a buffer"))
+
+    def write(w: Writer, value: Kernel) -> None:
+        known = w.forms[id(value)]
+        new = known.number not in w.written
+        put_unsigned(w.out, w.written.setdefault(known.number, len(w.written)))
+        if new:
+            form.write(w, value.on({buffer: n for n, buffer in enumerate(known.buffers)}))
+        buffers.write(w, known.buffers)
+
+    def read(r: Reader) -> Kernel:
+        number = get_unsigned(r)
+        if number > len(r.forms):
+            r.fail(f"a kernel is of form {number}, expected at most {len(r.forms)}, the next one")
+        if number == len(r.forms):
+            kernel = form.read(r)
+            r.forms.append((kernel, {w.buffer for i in kernel.instructions for _, w in i.windows()}))
+        kernel, used = r.forms[number]
+        named = buffers.read(r)
+        if used != set(range(len(named))):
+            r.fail(f"a kernel has {len(named)} buffers, its form uses numbers {sorted(used)}")
+        r.instructions += len(kernel.instructions)
+        if r.instructions > MAX_INSTRUCTIONS:
+            r.fail(f"the kernels have more than {MAX_INSTRUCTIONS} instructions")
+        return kernel.on(dict(enumerate(named)))
+
+    return Codec(write, read)
+
+
+@functools.cache
+def form_codec() -> Codec:
+    """A kernel on buffers that are numbered from 0: its tile table, its window table (whose rows use the tiles), then its fields."""
     fields, tile, window = record_codec(Kernel), record_codec(Tile), record_codec(Window)
 
     def write(w: Writer, value: Kernel) -> None:

@@ -22,18 +22,19 @@ import hashlib
 import os
 import struct
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tpuflow.errors import ProgramFileError, listed
-from tpuflow.isa.codec import codec_of, record_codec
+from tpuflow.errors import ProgramError, ProgramFileError, listed
+from tpuflow.isa.codec import MAX_INSTRUCTIONS, codec_of, form_codec, record_codec
 from tpuflow.isa.collectives import Collective
+from tpuflow.isa.kernel_forms import KernelForm
 from tpuflow.isa.program import Block, Kernel, Loop, Program, Switch, While, walk
 from tpuflow.isa.wire import Codec, Reader, Writer
 
 MAGIC = b"\x89TPX\r\n\x1a\n"
-MAJOR, MINOR = 13, 0
+MAJOR, MINOR = 14, 0
 SECTIONS = {  # every section with the Program fields that it holds
     "CHIP": ("chip",),
     "BUFS": ("buffers",),
@@ -211,10 +212,22 @@ def _field_codec(field: str) -> Codec:
 
 
 def _encode(program: Program, section: str) -> bytes:
-    w = Writer()
+    w = Writer(forms=_forms(program) if "code" in SECTIONS[section] else None)
     for field in SECTIONS[section]:
         _field_codec(field).write(w, getattr(program, field))
     return bytes(w.out)
+
+
+def _forms(program: Program) -> Mapping[int, KernelForm]:
+    try:
+        forms = program.forms_by_id()
+    except (ProgramError, AttributeError, TypeError) as error:  # something that is no kernel: its codec says what of it is not
+        for kernel in program.kernels():
+            form_codec().write(Writer(), kernel)
+        raise ProgramFileError(f"cannot write the program: {error}") from None
+    if (found := sum(len(k.instructions) for k in program.kernels())) > MAX_INSTRUCTIONS:
+        raise ProgramFileError(f"cannot write the program: its kernels have {found} instructions, expected at most {MAX_INSTRUCTIONS}.")
+    return forms
 
 
 def debug_fault(program: Program) -> str:

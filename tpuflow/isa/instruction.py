@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from tpuflow.dtypes import DType
 from tpuflow.errors import ProgramError
@@ -276,6 +276,11 @@ class Instruction:
         """Name, kind and value of every field, in declaration order."""
         for name, kind in self.kinds.items():
             yield name, kind, getattr(self, name)
+
+    def on(self, place: Mapping[int, int]) -> Self:
+        """The same on other buffers: `place` has them by the numbers of those that they take the place of."""
+        moved: dict[str, Any] = {name: w.on(place[w.buffer]) for name, _ in self.windowed if (w := getattr(self, name)).buffer in place}
+        return dataclasses.replace(self, **moved) if moved else self  # type: ignore[type-var]
 
     def windows(self) -> Sequence[tuple[str, Window]]:
         """Every window with its role: "read" (HBM to VMEM) or "write" (VMEM to HBM)."""

@@ -126,6 +126,11 @@ class Kernel:
         """The sections by their names, in order."""
         return tuple((name, getattr(self, name)) for name in SECTIONS)
 
+    def on(self, place: Mapping[int, int]) -> Kernel:
+        """The same on other buffers: `place` has them by the numbers of those that they take the place of."""
+        moved = {name: tuple([i.on(place) if i.windowed else i for i in section]) for name, section in self.sections}
+        return replace(self, **moved)
+
     @property
     def parallel(self) -> tuple[int, ...]:
         """Indices of the parallel grid axes."""

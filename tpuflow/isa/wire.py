@@ -20,20 +20,24 @@ _SIGNED_END = 1 << (INTEGER_BITS - 1)
 
 
 class Writer:
-    """Bytes under construction, with the tables of the kernel being written (by the type of their rows)."""
+    """Bytes under construction, with the forms of the kernels to be written (by their `id`), the numbers of those that are written already
+    (by that of the form), and the tables of the form being written (by the type of their rows)."""
 
-    __slots__ = ("depth", "out", "tables")
+    __slots__ = ("depth", "forms", "out", "tables", "written")
 
-    def __init__(self, tables: dict[type, Any] | None = None) -> None:
+    def __init__(self, tables: dict[type, Any] | None = None, forms: Mapping[int, Any] | None = None) -> None:
         self.out = bytearray()
         self.depth = 0
         self.tables = tables or {}
+        self.forms = forms or {}
+        self.written: dict[int, int] = {}
 
 
 class Reader:
-    """A position in the bytes of one section, with the tables of the kernel being read."""
+    """A position in the bytes of one section, with the forms of kernels read so far, the number of instructions of all kernels, and the
+    tables of the form being read."""
 
-    __slots__ = ("at", "data", "depth", "tables", "where")
+    __slots__ = ("at", "data", "depth", "forms", "instructions", "tables", "where")
 
     def __init__(self, data: bytes | memoryview, where: str = "") -> None:
         self.data = data
@@ -41,6 +45,8 @@ class Reader:
         self.where = where
         self.depth = 0
         self.tables: dict[type, tuple[Any, ...]] = {}
+        self.forms: list[Any] = []
+        self.instructions = 0
 
     def fail(self, message: str) -> NoReturn:
         """Raise the error of this place."""

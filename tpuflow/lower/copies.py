@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpuflow.isa.collectives import Await, Collective, Position
-from tpuflow.isa.instruction import Instruction
 from tpuflow.isa.liveness import Timeline, touched
 from tpuflow.isa.program import Block, CallHost, Copy, Kernel, Loop, Moving, Program, Switch, While, walk
 from tpuflow.lower.stays import Site, Stay
@@ -124,7 +123,7 @@ class _List:
             case Kernel():
                 here, new = self.renamed.get(place, {}), self.changed
                 numbers = {b: here.get(b, new.get(b, b)) for b, _ in touched(block) if b in here or b in new}
-                return _renumbered(block, numbers) if numbers else block
+                return block.on(numbers) if numbers else block
             case Collective() | Copy() | Position() | CallHost():
                 return self._elsewhere(block)
             case Loop():
@@ -155,15 +154,3 @@ _BUFFERS: Mapping[type, Sequence[str]] = {
     CallHost: ("sources", "targets"),
 }
 """The fields that name buffers; those that other blocks name are never made one with others."""
-
-
-def _renumbered(kernel: Kernel, numbers: Mapping[int, int]) -> Kernel:
-    """A kernel on other buffers."""
-    sections = {name: tuple(_on_others(i, numbers) for i in section) for name, section in kernel.sections}
-    return replace(kernel, **sections)
-
-
-def _on_others(instruction: Instruction, numbers: Mapping[int, int]) -> Instruction:
-    windows = {name: w for name, _ in instruction.windowed if (w := getattr(instruction, name)).buffer in numbers}
-    record: Any = instruction
-    return replace(record, **{name: w.on(numbers[w.buffer]) for name, w in windows.items()}) if windows else instruction

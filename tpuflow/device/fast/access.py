@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from tpuflow.device.fast.positions import CannotLift, Dim, Positions
+from tpuflow.device.fast.reshapes import reshaped
 from tpuflow.isa.contraction import Halo
 from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.trip import Trip
@@ -92,14 +93,14 @@ def _offset(moves: Mapping[int, int], trips: Trips) -> tuple[Any, tuple[float, f
 def to_view(array: Any, window: Window) -> Any:
     """The buffer as the window's view: reshaped, then permuted."""
     layout = view_layout(window)
-    array = lax.reshape(array, layout.dims)
+    array = reshaped(array, layout.dims)
     return array if layout.is_plain else lax.transpose(array, layout.permutation)
 
 
 def from_view(view: Any, window: Window, shape: tuple[int, ...]) -> Any:
     """The inverse of `to_view`."""
     layout = view_layout(window)
-    return lax.reshape(view if layout.is_plain else lax.transpose(view, tuple(np.argsort(layout.permutation))), shape)
+    return reshaped(view if layout.is_plain else lax.transpose(view, tuple(np.argsort(layout.permutation))), shape)
 
 
 def read_axis(x: Any, axis: int, extent: int, dilation: int, where: Positions, fill: Any) -> Any:
@@ -169,13 +170,13 @@ def write(array: Any, value: Any, window: Window, wheres: list[Positions]) -> An
     if finer is None:
         return from_view(write_axes(to_view(array, window), value, window, wheres), window, array.shape)
     own, positions = finer
-    return write_axes(array, lax.reshape(value, [where.length for where in positions]), own, positions)
+    return write_axes(array, reshaped(value, [where.length for where in positions]), own, positions)
 
 
 def whole(value: Any, window: Window, wheres: list[Positions], shape: tuple[int, ...]) -> Any | None:
     """A buffer that `write` has written all of, in order; None if some of it stays as it was, or is moved."""
     covered = (a.dilation == 1 and _is_whole(where, a.extent) for a, where in zip(window.axes, wheres, strict=True))
-    return lax.reshape(value, shape) if view_layout(window).is_plain and all(covered) else None
+    return reshaped(value, shape) if view_layout(window).is_plain and all(covered) else None
 
 
 def _is_whole(where: Positions, extent: int) -> bool:

@@ -12,6 +12,7 @@ from jax.custom_batching import custom_vmap
 from tpuflow.device.fast.lax_rounding import Rounding, started_from_zero, widen
 from tpuflow.device.fast.ordered_product import ordered_product
 from tpuflow.device.fast.product_places import Axes, Value, dot_dimensions, product_axes
+from tpuflow.device.fast.reshapes import reshaped
 from tpuflow.dtypes import DType
 from tpuflow.isa.contraction import Contraction
 
@@ -131,13 +132,13 @@ def of_matrices(a: Value, b: Value, whole: Contraction) -> Value:
 def _merged(a: Value, b: Value, whole: Contraction) -> Value:
     sizes = whole.by_label(a.shape, b.shape)
     a_runs, b_runs = _runs(whole.lhs, whole.rhs, whole.out), _runs(whole.rhs, whole.lhs, whole.out)
-    left, right = (lax.reshape(x, [math.prod(sizes[y] for y in run) for run in runs]) for x, runs in ((a, a_runs), (b, b_runs)))
+    left, right = (reshaped(x, [math.prod(sizes[y] for y in run) for run in runs]) for x, runs in ((a, a_runs), (b, b_runs)))
     run_of = {run[0]: run for run in (*a_runs, *b_runs)}
     lhs, rhs, out = (tuple(x for x in side if x in run_of) for side in (whole.lhs, whole.rhs, whole.out))
     merged = Contraction(lhs, rhs, out)
     product = lax.dot_general(left, right, dot_dimensions(merged), preferred_element_type=jnp.float32)
     order = [x for first in product_axes(merged) for x in run_of[first]]
-    return lax.transpose(lax.reshape(product, [sizes[x] for x in order]), [order.index(x) for x in whole.out])
+    return lax.transpose(reshaped(product, [sizes[x] for x in order]), [order.index(x) for x in whole.out])
 
 
 def _runs(axes: Axes, others: Axes, out_axes: Axes) -> list[list[int]]:

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from tpuflow.device.fast.lax_rounding import materialized, not_in_libraries, turned
+from tpuflow.device.fast.reshapes import reshaped
 
 Value = Any
 Combine = Callable[[Value, Value], Value]
@@ -57,7 +58,7 @@ def reduced(a: Value, axes: Sequence[int], combine: Combine, nothing: Any, *, mo
     elements one after the other.
     """
     lengths, along = _neighbours_as_one(a.shape, axes)
-    found = lax.reshape(a, lengths)
+    found = reshaped(a, lengths)
     for axis in reversed(along):
         cut = functools.partial(_in_pieces, axis=axis, combine=combine, nothing=nothing, most=_MOST_PIECES if moved else _PIECES)
         whole, found = found, cut(found)
@@ -65,7 +66,7 @@ def reduced(a: Value, axes: Sequence[int], combine: Combine, nothing: Any, *, mo
             whole = materialized(found)
             found = cut(whole)
         found = _along(found, axis, combine, nothing)
-    return lax.reshape(found, [1 if axis in axes else n for axis, n in enumerate(a.shape)])
+    return reshaped(found, [1 if axis in axes else n for axis, n in enumerate(a.shape)])
 
 
 def extreme(op: str, a: Value, axes: Sequence[int], *, moved: bool = False) -> Value:

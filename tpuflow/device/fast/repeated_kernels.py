@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 
 from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.kernel import translate_kernel
+from tpuflow.device.fast.reshapes import reshaped, unreshaped
 from tpuflow.isa.program import Kernel, Program
 
 Form = tuple[Hashable, tuple[int, ...]]
@@ -45,24 +47,25 @@ class RepeatedKernels:
     ) -> tuple[dict[int, Any], int]:
         """As `translate_kernel`, of the whole Program's buffers; zero: what `ar` was made of."""
         form = self.forms.get(id(kernel))
-        key = None if form is None else (form[0], *_told(form[1], hbm, resting, read_later))
+        arrays = [] if form is None else [unreshaped(hbm.get(b)) for b in form[1]]
+        key = None if form is None else (form[0], *_told(form[1], hbm, resting, read_later), tuple([np.shape(x) for x in arrays]))
         if form is None or self.tiers.get(key, 1) != 1:
             return translate_kernel(kernel, self.program.buffers, hbm, ar, resting, read_later)
         function = self.functions.get(key)
         if function is None:
             function = self.functions[key] = self._function(key, kernel, form[1], resting, read_later)
-        new = function(zero, [hbm.get(b) for b in form[1]])
-        return {b: x for b, x in zip(form[1], new, strict=True) if x is not None}, self.tiers[key]
+        new = zip(form[1], function(zero, arrays), strict=True)
+        return {b: reshaped(x, self.program.buffers[b].shape) for b, x in new if x is not None}, self.tiers[key]
 
     def _function(self, key: Hashable, kernel: Kernel, buffers: Sequence[int], resting: Set[int], read_later: Set[int]) -> Any:
         """(zero, the arrays of a kernel's buffers, None for those that nothing wrote) -> their new contents, None for the others."""
         resting, read_later = resting & set(buffers), read_later & set(buffers)
 
         def translated(zero: Any, arrays: list[Any]) -> list[Any]:
-            hbm = {b: x for b, x in zip(buffers, arrays, strict=True) if x is not None}
+            hbm = {b: reshaped(x, self.program.buffers[b].shape) for b, x in zip(buffers, arrays, strict=True) if x is not None}
             ar = LaxArithmetic(bitexact=False, zero=zero)
             new, self.tiers[key] = translate_kernel(kernel, self.program.buffers, hbm, ar, resting, read_later)
-            return [new.get(b) for b in buffers]
+            return [unreshaped(new.get(b)) for b in buffers]
 
         return jax.jit(translated, inline=True)
 

@@ -14,6 +14,7 @@ from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.boxes import Margins, Unpadded
 from tpuflow.device.fast.halos import Halos
 from tpuflow.device.fast.joined_stores import Piece, coalesced
+from tpuflow.device.fast.reshapes import reshaped
 from tpuflow.device.fast.softmaxes import Role, softmaxes
 from tpuflow.isa import dma
 from tpuflow.isa.instruction import Instruction, Tile, Window
@@ -64,7 +65,7 @@ class Virtual:
     @functools.cached_property
     def array(self) -> Any:
         """The content."""
-        return lax.reshape(self.inner, self.shape) if self.front else self.inner
+        return reshaped(self.inner, self.shape) if self.front else self.inner
 
     @functools.cached_property
     def ones(self) -> int:
@@ -74,7 +75,7 @@ class Virtual:
     @functools.cached_property
     def bare(self) -> Any:
         """The content without its first `ones` axes."""
-        return self.inner if self.ones == self.front else lax.reshape(self.inner, self.shape[self.ones :])
+        return self.inner if self.ones == self.front else reshaped(self.inner, self.shape[self.ones :])
 
 
 @dataclass

@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tpuflow.isa.instruction import Instruction
 from tpuflow.isa.program import Kernel
 from tpuflow.lower.emit.site import Emitted
 from tpuflow.lower.graph.graph import Node
@@ -55,14 +54,4 @@ def _pattern(items: Sequence[Hashable]) -> tuple[int, ...]:
 
 def _moved(kernel: Kernel, scope: str, place: Mapping[int, int], line: Mapping[str, str]) -> Kernel:
     """The kernel on other buffers, for a node of another scope."""
-    sections = [tuple([_on(i, place) for i in section]) for _, section in kernel.sections]
-    return Kernel(
-        kernel.grid, kernel.semaphores, *sections, name=kernel.name, scope=scope, sources=tuple([line[s] for s in kernel.sources])
-    )
-
-
-def _on(instruction: Instruction, place: Mapping[int, int]) -> Instruction:
-    if not instruction.windowed:
-        return instruction
-    changed = {field: (w := getattr(instruction, field)).on(place[w.buffer]) for field, _ in instruction.windowed}
-    return replace(instruction, **changed)  # type: ignore[type-var]
+    return replace(kernel.on(place), scope=scope, sources=tuple([line[s] for s in kernel.sources]))
