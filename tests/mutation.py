@@ -21,7 +21,7 @@ DEBUG_FIELDS = ("name", "sources", "buffer_names", "inputs", "outputs", "infeeds
 def places(node: Any, path: Path = ()) -> Iterator[tuple[Path, tuple[str, ...]]]:
     """(path, words it may hold, empty for a number) of every changeable field below `node`."""
     if dataclasses.is_dataclass(node):
-        for field in dataclasses.fields(node):
+        for field in (f for f in dataclasses.fields(node) if f.init):
             here = (*path, field.name)
             value = getattr(node, field.name)
             kind = field.metadata.get("kind")

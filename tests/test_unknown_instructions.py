@@ -297,7 +297,7 @@ def test_every_instruction_of_the_set_is_known_everywhere(cls: type[Instruction]
     assert cls.rules is not None and all(rule.sentence for rule in cls.rules)
     assert (cls in _TRANSFERS) == cls.has("transfers")
     assert (cls.meaning is Instruction.meaning) == any(map(cls.has, ("transfers", "signals", "waits")))
-    assert {kind.name for kind in cls.kinds.values()} <= kernel_forms._FORMS.keys() & _FIELD_RULES.keys()
+    assert {kind.name for kind in cls.kinds.values()} <= kernel_forms.KINDS & _FIELD_RULES.keys()
     assert cls.cost is not Instruction.cost and cls.queue is not Instruction.queue
     roles = [(kind.name, kind.role) for kind in cls.kinds.values()]
     assert (("tile", "both") in roles) == (cls.has("accumulates") or cls.has("scans"))

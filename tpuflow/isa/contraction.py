@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 from tpuflow.isa.bounds import Bound
@@ -76,7 +77,7 @@ class Halo:
         return dict(axis.grid) == dict(self.moves) and axis.step == 1 and axis.register is None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Contraction:
     """A product of two operands whose axes are named by labels, as in einsum.
 
@@ -99,7 +100,7 @@ class Contraction:
 
     # --- labels by their roles ----------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def patch(self) -> Labels:
         """Labels of lhs's axes once each sliding axis is two: outer, inner."""
         if not self.sliding:
@@ -107,45 +108,45 @@ class Contraction:
         inner = {s.axis: (s.label,) for s in self.sliding}
         return tuple(label for axis, own in enumerate(self.lhs) for label in (own, *inner.get(axis, ())))
 
-    @property
+    @cached_property
     def batch(self) -> Labels:
         """Labels of the result that both operands have, in the result's order."""
         patch = self.patch
         return tuple(x for x in self.out if x in patch and x in self.rhs)
 
-    @property
+    @cached_property
     def rows(self) -> Labels:
         """Labels of the result that only lhs has, in the result's order."""
         return tuple(x for x in self.out if x not in self.rhs)
 
-    @property
+    @cached_property
     def columns(self) -> Labels:
         """Labels of the result that only rhs has, in the result's order."""
         patch = self.patch
         return tuple(x for x in self.out if x not in patch)
 
-    @property
+    @cached_property
     def contracted(self) -> Labels:
         """Labels that are summed over, in the order of the sum: lhs's."""
         return tuple(x for x in self.patch if x not in self.out)
 
-    @property
+    @cached_property
     def roles(self) -> tuple[Labels, Labels, Labels, Labels]:
         """Batch, rows, columns and contracted."""
         return self.batch, self.rows, self.columns, self.contracted
 
-    @property
+    @cached_property
     def outer(self) -> dict[int, SlidingAxis]:
         """The sliding axes by their outer labels, in the order of lhs's axes."""
         return {self.lhs[s.axis]: s for s in sorted(self.sliding, key=lambda s: s.axis)}
 
-    @property
+    @cached_property
     def placed(self) -> frozenset[int]:
         """Labels whose positions matter: those of sliding axes and of bounds."""
         slide = {x for outer, s in self.outer.items() for x in (outer, s.label)}
         return frozenset(slide | {x for bound in self.bounds for x, _ in bound.terms})
 
-    @property
+    @cached_property
     def unused(self) -> int:
         """A label above all others."""
         return 1 + max((*self.patch, *self.rhs, *self.out), default=-1)

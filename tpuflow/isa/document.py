@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 from pathlib import Path
 from types import ModuleType
@@ -113,7 +114,8 @@ def _types() -> str:
 
 
 def _fields(record: Any) -> str:
-    return ", ".join(f"`{name}: {hint}`" for name, hint in inspect.get_annotations(record).items())
+    hints = inspect.get_annotations(record)
+    return ", ".join(f"`{f.name}: {hints[f.name]}`" for f in dataclasses.fields(record) if f.init)
 
 
 def _summary() -> str:

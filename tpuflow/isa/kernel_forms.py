@@ -6,7 +6,9 @@ the timing, the memory planner, the fast engine and the file. Each of them adds 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+import functools
+import operator
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -86,22 +88,27 @@ def exactly(number: Any) -> Hashable:
 
 
 def _instruction_form(instruction: Instruction, window_form: WindowForm) -> Hashable:
-    instruction.has("transfers")  # or anything else: one that states nothing may mean anything
-    values = []
-    for name, kind in instruction.kinds.items():
-        form = _FORMS.get(kind.name)
-        if form is None:
-            raise ProgramError(f"instruction {instruction.mnemonic!r} has a field {name} of kind {kind.name!r}, which no check knows.")
-        values.append(form(getattr(instruction, name), window_form))
-    return instruction.opcode, *values
+    plain, immediates, windows = _fields_of(type(instruction))
+    numbers = [exactly(getattr(instruction, name)) for name in immediates]
+    return instruction.opcode, plain(instruction), *numbers, *[window_form(getattr(instruction, name)) for name in windows]
 
 
-def _itself(value: Any, window_form: WindowForm) -> Hashable:
-    return value
+@functools.cache
+def _fields_of(cls: type[Instruction]) -> tuple[Callable[[Instruction], Hashable], Sequence[str], Sequence[str]]:
+    """(what gets the fields that are their own key, the names of immediates, those of windows).
+
+    Raises:
+      ProgramError: as `forms_of`.
+    """
+    cls.has("transfers")  # or anything else: one that states nothing may mean anything
+    unknown = next(((name, kind.name) for name, kind in cls.kinds.items() if kind.name not in KINDS), None)
+    if unknown is not None:
+        raise ProgramError(f"instruction {cls.mnemonic!r} has a field {unknown[0]} of kind {unknown[1]!r}, which no check knows.")
+    plain, immediates, windows = ([name for name, kind in cls.kinds.items() if kind.name in some] for some in _KEYED)
+    return operator.attrgetter(*plain) if plain else lambda _: (), immediates, windows
 
 
-_FORMS: dict[str, Callable[[Any, WindowForm], Hashable]] = {
-    **dict.fromkeys(("tile", "tiles", *PLAIN_KINDS), _itself),
-    "immediate": lambda value, window_form: exactly(value),
-    "window": lambda window, window_form: window_form(window),
-}
+_KEYED = (frozenset(("tile", "tiles", *PLAIN_KINDS)), frozenset(("immediate",)), frozenset(("window",)))
+"""Kinds of fields that are their own key, that are told exactly, and whose buffers are numbered."""
+KINDS = frozenset().union(*_KEYED)
+"""The kinds of fields that forms know."""

@@ -39,11 +39,11 @@ class Buffer:
     shape: tuple[int, ...]
     address: int
     space: str = "hbm"
+    elems: int = field(init=False, repr=False, compare=False)
+    """Number of elements: kept, since the planner of what stays on the chip asks for it again and again."""
 
-    @property
-    def elems(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "elems", math.prod(self.shape))
 
     @property
     def bytes(self) -> int:

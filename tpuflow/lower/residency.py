@@ -52,9 +52,11 @@ def _placed(program: Program, timeline: Timeline) -> Sequence[Placed]:
     candidates = list(Stays.of(program, timeline, bus, hosts).all(range(len(program.buffers))))
     floors = _FLOORS[program.chip.array_space](timeline, bus)
 
+    sizes = [buffer.bytes for buffer in program.buffers]
+
     def worth(stay: Stay, power: float) -> tuple[float, int, int]:
         ticks = stay.last - stay.first + 1
-        return -stay.saved_bytes / (program.buffers[stay.buffer].bytes * ticks**power), stay.first, stay.buffer
+        return -stay.saved_bytes / (sizes[stay.buffer] * ticks**power), stay.first, stay.buffer
 
     without_copies = [stay for stay in candidates if stay.begins is None]
     found = [

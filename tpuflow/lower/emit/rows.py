@@ -23,9 +23,8 @@ from tpuflow.lower.emit.reduce import accumulate, init_accumulators
 from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operands
 from tpuflow.lower.emit.row_spaces import Product, Spaces, repeats
 from tpuflow.lower.emit.site import Plans, Site, TileRule
-from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Node, Value
-from tpuflow.lower.graph.products import contraction_of, sizes_of
+from tpuflow.lower.graph.products import block_of, sizes_of
 from tpuflow.lower.graph.tiling import Space, Tiling
 from tpuflow.lower.tiling import TILE_BYTES, rows_tile_bytes, shrinking
 
@@ -155,7 +154,7 @@ class _Cuts:
 def _block(product: Product) -> int:
     """Contracted elements of a product that are summed with one rounding (`depth_block`); 0 if that is all of them."""
     sizes = sizes_of(product.node)
-    block = depth_block(contraction_of(product.node), sizes)
+    block = block_of(product.node)
     return 0 if all(n == sizes[x] for x, n in block.items()) else math.prod(block.values())
 
 

@@ -30,11 +30,10 @@ from tpuflow.lower.emit.scan import emit_cumulative
 from tpuflow.lower.emit.several import emit_several
 from tpuflow.lower.emit.site import Emitted, Kernels, OperandNumbers, Plans, Site, build
 from tpuflow.lower.emit.sort import emit_sort
-from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Node, TensorType, Value
 from tpuflow.lower.graph.kinds import Kind, for_all
 from tpuflow.lower.graph.ops import ENTRIES, PRODUCTS
-from tpuflow.lower.graph.products import contraction_of, sizes_of
+from tpuflow.lower.graph.products import block_of, sizes_of
 from tpuflow.lower.passes.kernel_cost import busy_seconds
 from tpuflow.lower.passes.sum_in_product import split_sums
 from tpuflow.lower.passes.unit_seconds import start_seconds
@@ -68,8 +67,8 @@ def _is_faster_apart(site: Site) -> bool:
     which leaves room for few rows and columns if that is long. A contraction of one block is a single step in any case.
     """
     dot = product_of(site.region)
-    whole, sizes = contraction_of(dot), sizes_of(dot)
-    if all(n == sizes[x] for x, n in depth_block(whole, sizes).items()):
+    sizes = sizes_of(dot)
+    if all(n == sizes[x] for x, n in block_of(dot).items()):
         return False
     product, sums = _as_two(site)
     apart = product_seconds(product) + busy_seconds(sums.node, site.chip) + start_seconds(site.chip)

@@ -11,6 +11,7 @@ from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
 from tpuflow.isa.calls import HostFunction
 from tpuflow.isa.contraction import Contraction
+from tpuflow.isa.kernel_forms import exactly
 from tpuflow.lower.graph.blocking import axes_reduced_first, is_ordered
 from tpuflow.lower.graph.elementwise import fold_splats
 from tpuflow.lower.graph.graph import Graph, TensorType, Value
@@ -96,8 +97,12 @@ class Builder(NodeBuilder):
     # --- making and moving ------------------------------------------------------------------------------------------
 
     def full(self, type: TensorType, value: Scalar) -> Value:
-        """A tensor with `value` everywhere, rounded to the element type."""
-        return self.emit("full", (), {"value": scalar_of(value, type.dtype)}, [type]).result
+        """A tensor with `value` everywhere, rounded to the element type; the same one each time."""
+        number = scalar_of(value, type.dtype)
+        key = type, exactly(number)
+        if key not in self._fulls:
+            self._fulls[key] = self.emit("full", (), {"value": number}, [type]).result
+        return self._fulls[key]
 
     def full_like(self, x: Value, value: Scalar) -> Value:
         """`value` everywhere, in x's type."""

@@ -13,11 +13,11 @@ import numpy as np
 from tpuflow.errors import GraphError
 from tpuflow.isa import philox
 from tpuflow.isa.contraction import Contraction
-from tpuflow.lower.graph.blocking import depth_block, is_ordered, sum_block
+from tpuflow.lower.graph.blocking import is_ordered, sum_block
 from tpuflow.lower.graph.elementwise import DEVICE, meaning
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE
-from tpuflow.lower.graph.products import contraction_of, sizes_of
+from tpuflow.lower.graph.products import block_of, contraction_of, sizes_of
 from tpuflow.lower.graph.scalars import identity
 from tpuflow.lower.graph.view import read, write
 
@@ -144,7 +144,7 @@ def _cumulative(node: Node, x: Array) -> Array:
 def _product(node: Node, lhs: Array, rhs: Array) -> Array:
     """Sum the blocks of the contraction in order, each rounded once, as the matrix unit does."""
     whole, sizes, dtype, acc = contraction_of(node), sizes_of(node), node.inputs[0].dtype, node.result.dtype
-    block = depth_block(whole, sizes)
+    block = block_of(node)
     whole, rhs = _from_the_end(whole, rhs, sizes)
     patches, lhs_mask = _patches(whole, lhs, sizes)
     rhs_mask = whole.rhs_mask(rhs.shape, lambda label: 0, DEVICE.positions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Self
@@ -41,6 +41,7 @@ class NodeBuilder:
         self.ranges: dict[Value, tuple[int, int]] = {}
         self._nodes: list[Node] = []
         self._made_by: dict[Value, Node] = {}
+        self._fulls: dict[Hashable, Value] = {}  # most nodes that are imported would be numbers, made again for each use
 
     def emit(
         self, op: str, inputs: Sequence[Value], attrs: dict[str, Any] | None = None,

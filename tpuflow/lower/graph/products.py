@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from tpuflow.isa.contraction import Contraction
+from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Node
 
 Axes = tuple[int, ...]
@@ -34,9 +37,24 @@ def dot_contraction(lhs_rank: int, rhs_rank: int, lhs_contract: Axes, rhs_contra
     return Contraction(lhs, rhs, (*lhs_batch, *rows, *columns))
 
 
-def sizes_of(node: Node) -> dict[int, int]:
+def sizes_of(node: Node) -> Mapping[int, int]:
     """Length of every label of a product."""
-    return contraction_of(node).by_label(*(value.shape for value in (*node.inputs, node.result)))
+    return _sizes(contraction_of(node), *(value.shape for value in (*node.inputs, node.result)))
+
+
+def block_of(node: Node) -> Mapping[int, int]:
+    """The shape of a block of a product's sum, by contracted label (`depth_block`)."""
+    return _block(contraction_of(node), *(value.shape for value in (*node.inputs, node.result)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _sizes(whole: Contraction, lhs: Axes, rhs: Axes, out: Axes) -> Mapping[int, int]:
+    return MappingProxyType(whole.by_label(lhs, rhs, out))
+
+
+@functools.lru_cache(maxsize=1024)
+def _block(whole: Contraction, lhs: Axes, rhs: Axes, out: Axes) -> Mapping[int, int]:
+    return MappingProxyType(depth_block(whole, _sizes(whole, lhs, rhs, out)))
 
 
 def conv_problem(contraction: Contraction, lhs: tuple[int, ...], rhs: tuple[int, ...], out: tuple[int, ...]) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Hashable
+
 import numpy as np
 
 from tpuflow.dtypes import PRED, DType
+from tpuflow.isa.kernel_forms import exactly
 from tpuflow.isa.numpy_rounding import splat
 
 Scalar = bool | int | float
@@ -12,6 +16,12 @@ Scalar = bool | int | float
 
 def scalar_of(value: Scalar, dtype: DType) -> Scalar:
     """The value as the element type holds it, as a Python scalar of the fitting kind."""
+    return _rounded(exactly(value), value, dtype)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rounded(key: Hashable, value: Scalar, dtype: DType) -> Scalar:
+    """key: tells numbers apart that are equal, such as zeros of either sign."""
     return splat(value, dtype).item()
 
 

@@ -14,11 +14,10 @@ from tpuflow.isa.contraction import Contraction, Labels
 from tpuflow.lower.emit.region import Region
 from tpuflow.lower.emit.rows import emit_rows
 from tpuflow.lower.emit.site import Site
-from tpuflow.lower.graph.blocking import depth_block
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
-from tpuflow.lower.graph.products import contraction_of, sizes_of
+from tpuflow.lower.graph.products import block_of, contraction_of, sizes_of
 from tpuflow.lower.graph.rows import rows_in
 from tpuflow.lower.passes.analysis import dataflow_order, depending
 from tpuflow.lower.passes.base import ChipPass
@@ -408,7 +407,7 @@ def _contracts_rows(rows: Labels, whole: Contraction) -> bool:
 def _has_contiguous_blocks(dot: Node) -> bool:
     """Whether the blocks of a product's sum lie along one axis, or there is only one block."""
     sizes = sizes_of(dot)
-    block = depth_block(contraction_of(dot), sizes)
+    block = block_of(dot)
     return len(block) == 1 or all(n == sizes[x] for x, n in block.items())
 
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Iterator
 
 from tpuflow.chips import Chip
-from tpuflow.lower.graph.blocking import ceil_div, depth_block
+from tpuflow.lower.graph.blocking import ceil_div
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
-from tpuflow.lower.graph.products import contraction_of, sizes_of
+from tpuflow.lower.graph.products import block_of, contraction_of, sizes_of
 from tpuflow.lower.graph.rows import Rows, rows_in
 from tpuflow.lower.passes.forms import by_form
 from tpuflow.lower.passes.region_builder import bytes_of, is_kernel
@@ -56,7 +56,7 @@ def rows_at_once(node: Node, chip: Chip) -> int:
     rows, products = rows_in(node), [n for n in region.nodes if n.op in PRODUCTS]
     queries, columns = rows.shape[-2:]
     summed = [n for n in rows.consumers if sums_over_rows(n, rows)]
-    least = max((math.prod(depth_block(contraction_of(n), sizes_of(n)).values()) for n in summed), default=min(LEAST_ROWS, queries))
+    least = max((math.prod(block_of(n).values()) for n in summed), default=min(LEAST_ROWS, queries))
     others = {v: with_row for n in products for v, with_row in _others(n, rows)}
     beside = sum(2 * _batch_bytes(v, chip) for v, with_row in others.items() if not with_row)
     along = sum(2 * _row_bytes(v.type.elems // math.prod(rows.shape[:-1]), chip, v.dtype.bytes) for v in others if others[v])

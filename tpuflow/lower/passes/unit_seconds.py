@@ -10,10 +10,10 @@ from tpuflow.chips import Chip
 from tpuflow.chips.chip import LANE_BYTES
 from tpuflow.isa import philox
 from tpuflow.isa.elementwise import OPERATIONS
-from tpuflow.lower.graph.blocking import ceil_div, depth_block
+from tpuflow.lower.graph.blocking import ceil_div
 from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.ops import ELEMENTWISE
-from tpuflow.lower.graph.products import contraction_of, sizes_of
+from tpuflow.lower.graph.products import block_of, contraction_of, sizes_of
 from tpuflow.lower.passes.region_builder import bytes_of
 from tpuflow.lower.tiling import MATRIX_EDGE, UNHIDDEN
 
@@ -99,7 +99,7 @@ def step_bytes(product: Node, operand: Value, chip: Chip, element_bytes: int, si
     """
     whole, sizes = contraction_of(product), sizes_of(product)
     is_lhs = operand is product.inputs[0]
-    length = depth_block(whole, sizes)
+    length = dict(block_of(product))
     for label in reversed(whole.lhs if is_lhs else whole.rhs):
         if label not in length:
             length[label] = min(sizes[label], side)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,8 +30,18 @@ def type_of(aval: Any, where: str = "") -> Type:
         raise UnsupportedDtypeError(f"{where}: the device has no values of type {aval}; arrays and random keys only.")
     if not isinstance(aval.dtype, np.dtype):
         return _extended_type(aval, where)
-    shape = tuple(map(int, aval.shape))
-    return ComplexType(shape) if aval.dtype == np.complex64 else TensorType(dtype_of(aval.dtype, where), shape)
+    try:
+        return _plain_type(aval.dtype, aval.shape)
+    except UnsupportedDtypeError:
+        dtype_of(aval.dtype, where)
+        raise
+
+
+@functools.lru_cache(maxsize=4096)
+def _plain_type(dtype: np.dtype, shape: Sequence[int]) -> Type:
+    """The graph type of an array: one object for all of them, since those of an equation are asked for again and again."""
+    sizes = tuple(map(int, shape))
+    return ComplexType(sizes) if dtype == np.complex64 else TensorType(dtype_of(dtype), sizes)
 
 
 def _extended_type(aval: Any, where: str) -> TensorType:
