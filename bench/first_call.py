@@ -1,6 +1,8 @@
-"""The first call of a training step in a new process: with nothing kept, with what another process has kept, and under jax.jit.
+"""The first call of a training step in a new process: with no cache (cold), with one that it fills, with a full one (warm), and under
+jax.jit.
 
-Each is a process of its own, which makes model and arrays and is then timed from the call of the step to its results. jax.jit keeps none.
+Each is a process of its own, which makes model and arrays and is then timed from the call of the step to its results. Nobody keeps anything
+unless asked: neither the cold call nor jax.jit's.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ import numpy as np
 from bench.timing import publish
 
 ROUNDS = 3
-LIMIT = 0.5
-"""Of jax.jit's first call, what a first call may take that finds all that it needs."""
+LIMITS = {"cold": 1.3, "warm": 0.5}
+"""Of jax.jit's first call, what a first call may take with no cache, and one that finds all that it needs."""
+MODES = {"cold": False, "filling": True, "warm": True, "jax": False}
+"""How a step is called first, in this order, and whether there is a cache."""
 
 
 def _resnet50() -> tuple[Any, Any]:
@@ -66,20 +70,24 @@ def measure(workload: str, mode: str) -> dict[str, float]:
 
 
 def run() -> tuple[str, Mapping[str, Any]]:
-    """Medians over rounds, in which the three take turns."""
-    lines, rows = [f"{'step':9} {'cold s':>8} {'warm s':>8} {'jax.jit s':>10} {'warm / jax.jit':>15}"], {}
+    """Medians over rounds, in which the ways take turns."""
+    lines, rows = (
+        [f"{'step':10} {'cold s':>8} {'filling s':>10} {'warm s':>8} {'jax.jit s':>10} {'cold / jax.jit':>15} {'warm / jax.jit':>15}"],
+        {},
+    )
     for workload in WORKLOADS:
         rounds = [_round(workload) for _ in range(ROUNDS)]
-        row = {mode: {key: statistics.median(r[mode][key] for r in rounds) for key in rounds[0][mode]} for mode in rounds[0]}
-        cold, warm, of_jax = (row[mode]["seconds"] for mode in ("cold", "warm", "jax"))
-        rows[workload] = {**row, "warm_of_jax": warm / of_jax, "holds": warm <= LIMIT * of_jax}
-        lines.append(f"{workload:9} {cold:8.2f} {warm:8.2f} {of_jax:10.2f} {warm / of_jax:15.2f}")
-    return "\n".join(lines), {"rows": rows, "limit": LIMIT}
+        row = {mode: {key: statistics.median(r[mode][key] for r in rounds) for key in rounds[0][mode]} for mode in MODES}
+        cold, filling, warm, of_jax = (row[mode]["seconds"] for mode in MODES)
+        ratios = {mode: row[mode]["seconds"] / of_jax for mode in LIMITS}
+        rows[workload] = {**row, "of_jax": ratios, "holds": {mode: ratios[mode] <= limit for mode, limit in LIMITS.items()}}
+        lines.append(f"{workload:10} {cold:8.2f} {filling:10.2f} {warm:8.2f} {of_jax:10.2f} {cold / of_jax:15.2f} {warm / of_jax:15.2f}")
+    return "\n".join(lines), {"rows": rows, "limits": LIMITS}
 
 
 def _round(workload: str) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
-        return {mode: _in_process(workload, mode, "off" if mode == "jax" else folder) for mode in ("cold", "warm", "jax")}
+        return {mode: _in_process(workload, mode, folder if kept else "off") for mode, kept in MODES.items()}
 
 
 def _in_process(workload: str, mode: str, folder: str) -> dict[str, float]:

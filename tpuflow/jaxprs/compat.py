@@ -314,24 +314,26 @@ def is_transforming() -> bool:
     return not isinstance(core.trace_ctx.trace, core.EvalTrace | _OneByOne)
 
 
-_CONTEXT = core.trace_ctx
+_CONTEXT, _PLAIN_TRACE, _NO_AXES, _MESH_IN_USE = core.trace_ctx, core.EvalTrace, versions.NO_AXES, config.abstract_mesh_context_manager
+_NOTHING_JITTED, _DEFAULT_DEVICE, _NAN_SOUGHT, _INF_SOUGHT = config.disable_jit, config.default_device, config.debug_nans, config.debug_infs
+"""JAX's state, under names that are found at once: each call of a compiled function asks for all of it."""
 
 
 def is_alone() -> bool:
     """Whether a call made here depends on nothing but its arguments: no transformation is active, no named axis is bound, no mesh is set,
     and `jax.disable_jit` is off. It compares with JAX's singletons for that state, and is False for anything else."""
     return (
-        type(_CONTEXT.trace) is core.EvalTrace
-        and _CONTEXT.axis_env is versions.NO_AXES
-        and get_abstract_mesh() is empty_abstract_mesh
+        type(_CONTEXT.trace) is _PLAIN_TRACE
+        and _CONTEXT.axis_env is _NO_AXES
+        and ((mesh := _MESH_IN_USE.value) is None or mesh is empty_abstract_mesh)
         and thread_resources.env is EMPTY_ENV
-        and not jits_nothing()
+        and not _NOTHING_JITTED.value
     )
 
 
 def jits_nothing() -> bool:
     """Whether `jax.disable_jit` is on: `jax.config.jax_disable_jit`, in half the time."""
-    return config.disable_jit.value
+    return _NOTHING_JITTED.value
 
 
 def avals_on_one_device(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -353,7 +355,7 @@ def avals_on_one_device(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
 def computes_plainly() -> bool:
     """Whether JAX's settings ask nothing of an executable that is launched without its dispatch: to run on another device than where its
     arguments are, or to look for NaN and infinities in its results."""
-    return config.default_device.value is None and not config.debug_nans.value and not config.debug_infs.value
+    return _DEFAULT_DEVICE.value is None and not _NAN_SOUGHT.value and not _INF_SOUGHT.value
 
 
 # --- where the user wrote it ------------------------------------------------------------------------------------------
