@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from tpuflow.device.fast.positions import CannotLift, Dim, Positions
-from tpuflow.device.fast.reshapes import reshaped
+from tpuflow.device.fast.reshapes import reshaped, transposed
 from tpuflow.isa.contraction import Halo
 from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.trip import Trip
@@ -94,13 +94,13 @@ def to_view(array: Any, window: Window) -> Any:
     """The buffer as the window's view: reshaped, then permuted."""
     layout = view_layout(window)
     array = reshaped(array, layout.dims)
-    return array if layout.is_plain else lax.transpose(array, layout.permutation)
+    return array if layout.is_plain else transposed(array, layout.permutation)
 
 
 def from_view(view: Any, window: Window, shape: tuple[int, ...]) -> Any:
     """The inverse of `to_view`."""
     layout = view_layout(window)
-    return reshaped(view if layout.is_plain else lax.transpose(view, tuple(np.argsort(layout.permutation))), shape)
+    return reshaped(view if layout.is_plain else transposed(view, tuple(np.argsort(layout.permutation))), shape)
 
 
 def read_axis(x: Any, axis: int, extent: int, dilation: int, where: Positions, fill: Any) -> Any:

@@ -17,6 +17,7 @@ from tpuflow.device.fast.lax_masked_product import Mask, Padding
 from tpuflow.device.fast.lax_reduce import extreme, reduced, summed
 from tpuflow.device.fast.lax_rounding import Rounding, flushed, in_word, materialized, quiet, widen, word_type
 from tpuflow.device.fast.phases import Phases, in_phases
+from tpuflow.device.fast.reshapes import transposed
 from tpuflow.dtypes import BF16, F16, F32, S32, STORAGE, U32, DType
 from tpuflow.isa.contraction import Contraction
 from tpuflow.isa.numpy_arithmetic import identity, is_defined, undefined
@@ -234,11 +235,11 @@ class LaxArithmetic:
     def broadcast(self, a: Value, shape: tuple[int, ...], axes: Sequence[int]) -> Value:
         """A stretched value."""
         order = sorted(range(a.ndim), key=lambda i: axes[i])
-        return lax.broadcast_in_dim(lax.transpose(a, order), shape, [axes[i] for i in order])
+        return lax.broadcast_in_dim(transposed(a, order), shape, [axes[i] for i in order])
 
     def transpose(self, a: Value, permutation: Sequence[int]) -> Value:
         """Axes in another order."""
-        return lax.transpose(a, permutation)
+        return transposed(a, permutation)
 
     def concatenate(self, values: Sequence[Value], axis: int) -> Value:
         """One after the other."""

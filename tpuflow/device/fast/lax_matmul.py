@@ -12,7 +12,7 @@ from jax.custom_batching import custom_vmap
 from tpuflow.device.fast.lax_rounding import Rounding, started_from_zero, widen
 from tpuflow.device.fast.ordered_product import ordered_product
 from tpuflow.device.fast.product_places import Axes, Value, dot_dimensions, product_axes
-from tpuflow.device.fast.reshapes import reshaped
+from tpuflow.device.fast.reshapes import reshaped, transposed
 from tpuflow.dtypes import DType
 from tpuflow.isa.contraction import Contraction
 
@@ -30,7 +30,7 @@ def matmul(rounding: Rounding, a: Value, b: Value, whole: Contraction, dtype: DT
     else:
         product = _modular(a, b, whole, acc)
     order = product_axes(whole)
-    return lax.transpose(product, [order.index(x) for x in whole.out])
+    return transposed(product, [order.index(x) for x in whole.out])
 
 
 def _native(a: Value, b: Value, whole: Contraction) -> Value:
@@ -80,7 +80,7 @@ def _dot(a: Value, b: Value, whole: Contraction) -> Value:
         # XLA:CPU's fast loops take batches of [rows, K] on the left and of [K, columns] or [columns, K] on the right
         a, b, whole = b, a, Contraction(whole.rhs, whole.lhs, whole.out)
     product, order = lax.dot_general(a, b, dot_dimensions(whole), preferred_element_type=jnp.float32), product_axes(whole)
-    return lax.transpose(product, [order.index(x) for x in whole.out])
+    return transposed(product, [order.index(x) for x in whole.out])
 
 
 def _batched(a: Value, b: Value, whole: Contraction, outer: int) -> tuple[Value, Value, Contraction]:
@@ -138,7 +138,7 @@ def _merged(a: Value, b: Value, whole: Contraction) -> Value:
     merged = Contraction(lhs, rhs, out)
     product = lax.dot_general(left, right, dot_dimensions(merged), preferred_element_type=jnp.float32)
     order = [x for first in product_axes(merged) for x in run_of[first]]
-    return lax.transpose(reshaped(product, [sizes[x] for x in order]), [order.index(x) for x in whole.out])
+    return transposed(reshaped(product, [sizes[x] for x in order]), [order.index(x) for x in whole.out])
 
 
 def _runs(axes: Axes, others: Axes, out_axes: Axes) -> list[list[int]]:

@@ -41,7 +41,7 @@ def summed(a: Value, axes: Sequence[int], *, from_zero: bool, in_memory: bool) -
     """
     lengths, along = _neighbours_as_one(a.shape, axes)
     if from_zero and (in_memory or (along[-1:] != [len(lengths) - 1] and a.size < _LARGE_ELEMS)):
-        return lax.expand_dims(lax.reduce(a, np.float32(0), lax.add, axes), axes)
+        return reshaped(lax.reduce(a, np.float32(0), lax.add, axes), [1 if axis in axes else n for axis, n in enumerate(a.shape)])
     return reduced(a, axes, _added_by_xla, np.float32(0.0 if from_zero else -0.0))
 
 

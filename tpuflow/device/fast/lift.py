@@ -20,6 +20,7 @@ from tpuflow.device.fast.lax_reduce import summed
 from tpuflow.device.fast.lax_rounding import materialized
 from tpuflow.device.fast.positions import CannotLift, Positions
 from tpuflow.device.fast.product_operands import product_operands
+from tpuflow.device.fast.reshapes import transposed
 from tpuflow.device.fast.softmaxes import Role
 from tpuflow.device.fast.virtual import Lifting, State, Virtual, leading_ones, same_view
 from tpuflow.dtypes import F32, DType
@@ -184,7 +185,7 @@ def _inner_batch(value: Virtual, inner: tuple[int, ...]) -> Virtual:
     """Some batch dimensions as the first axes of the value itself."""
     outer = tuple(g for g in value.batch if g not in inner)
     order = [value.batch.index(g) for g in (*outer, *inner)]
-    return Virtual(lax.transpose(value.array, (*order, *range(len(order), value.array.ndim))), outer)
+    return Virtual(transposed(value.array, (*order, *range(len(order), value.array.ndim))), outer)
 
 
 def _matmul(t: Lifting, i: matrix.MatmulAccumulate, trips: Trips, state: State) -> None:
@@ -311,7 +312,7 @@ def _load_axes(t: Lifting, window: Window, view: Any, wheres: list[Positions]) -
     batch = tuple(sorted(batches))
     if batch:
         first = [order.index(g) for g in batch]
-        view = lax.transpose(view, first + [k for k, g in enumerate(order) if g < 0])
+        view = transposed(view, first + [k for k, g in enumerate(order) if g < 0])
     return Virtual(t.ar.load(view, dtype), batch)
 
 
@@ -364,7 +365,7 @@ def _fold_batch_into_axes(t: Lifting, value: Virtual, window: Window, wheres: li
     batch = tuple(sorted(moving))
     array = t.expand(value, batch)
     order = [k for axis, w in enumerate(wheres) for k in (*(batch.index(g) for g in w.batch), len(batch) + axis)]
-    array = lax.transpose(array, order)
+    array = transposed(array, order)
     flat = [replace(w, batch=()) for w in wheres]
     return array.reshape([w.length for w in flat]), flat
 

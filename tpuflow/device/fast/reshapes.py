@@ -1,11 +1,12 @@
 """Reshapes of traced arrays, of which one after the other becomes one.
 
 A kernel writes a buffer in the buffer's shape, and the next one reads it in the shape of its own tiles: XLA is given one reshape for the
-two, or none. It would find that out too, but takes long to: with them a transformer's step has an eighth more operations.
+two, or none. It would find that out too, but takes long to: with them a transformer's step has a sixth more operations.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +27,14 @@ def reshaped(x: Any, shape: Sequence[int]) -> Any:
         key = id(made)
         _sources[key] = weakref.ref(made, lambda _: _sources.pop(key, None)), source
     return made
+
+
+def transposed(x: Any, permutation: Sequence[int]) -> Any:
+    """`x` with its axes in another order; if only axes of one element move, that is a reshape."""
+    moved = [axis for axis in permutation if x.shape[axis] != 1]
+    if all(a < b for a, b in itertools.pairwise(moved)):
+        return reshaped(x, [x.shape[axis] for axis in permutation])
+    return lax.transpose(x, permutation)
 
 
 def unreshaped(x: Any) -> Any:
