@@ -21,8 +21,10 @@ import tpuflow
 from tpuflow import compiler
 from tpuflow.chips import get_chip
 from tpuflow.device.fast import cache, stored_executables
+from tpuflow.device.runtime import Executable
+from tpuflow.device.verify import kept, verify
 from tpuflow.entries import MAGIC, Entries, entries_in
-from tpuflow.errors import ConfigError
+from tpuflow.errors import ConfigError, ProgramError
 from tpuflow.isa.program import Program
 from tpuflow.jaxprs import persistent
 from tpuflow.lower.graph.digest import NotDataError, digest
@@ -154,7 +156,7 @@ def test_an_executable_that_is_kept_gives_the_same_bits_and_knows_its_tiers(
         return np.asarray(function(X)).tobytes(), function.executable.tiers
 
     first = run()
-    assert first[1] and [file.name.partition("-")[0] for file in files(entries)] == ["executable", "program"]
+    assert first[1] and [file.name.partition("-")[0] for file in files(entries)] == ["executable", "program", "verified"]
     cache.clear()
     monkeypatch.setattr(stored_executables, "executable_bytes", refuse)
     assert run() == first
@@ -185,7 +187,37 @@ def test_what_jax_has_in_its_own_cache_is_compiled_for_ours(entries: Entries, mo
         cache.clear()
         jax.clear_caches()
         np.testing.assert_array_equal(tpuflow.jit(step)(X), expected)
-    assert [file.name.partition("-")[0] for file in files(entries)] == ["executable", "program"]
+    assert [file.name.partition("-")[0] for file in files(entries)] == ["executable", "program", "verified"]
+
+
+def test_what_was_verified_is_not_verified_again_and_anything_else_is(entries: Entries, monkeypatch: pytest.MonkeyPatch):
+    program, verified = compiled(), []
+    monkeypatch.setattr(kept, "verify", lambda p: verified.append(p) or verify(p))
+    faulty = dataclasses.replace(program, buffers=program.buffers[:-1])
+    for engine in ("fast", "reference", "fast"):
+        Executable(program, engine)
+    assert verified == [program]
+    for _ in range(2):
+        with pytest.raises(ProgramError):
+            Executable(faulty)
+    Executable(dataclasses.replace(program, chip=dataclasses.replace(program.chip, clock_hz=2e9)), "reference")
+    assert len(verified) == 4
+    monkeypatch.setattr(persistent, "_code", lambda: b"another tpuflow")
+    Executable(program)
+    monkeypatch.setenv("TPUFLOW_CACHE", "off")
+    Executable(program)
+    assert len(verified) == 6
+
+
+def test_a_program_with_functions_of_its_process_is_always_verified(entries: Entries, monkeypatch: pytest.MonkeyPatch):
+    def calling(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    program, verified = compiled(calling), []
+    monkeypatch.setattr(kept, "verify", verified.append)
+    Executable(program)
+    Executable(program)
+    assert verified == [program, program] and files(entries) == []
 
 
 def test_a_donated_argument_is_given_away_by_what_is_kept(entries: Entries):
@@ -220,7 +252,7 @@ def test_a_second_process_compiles_nothing_and_computes_the_same_bits(tmp_path: 
 # --- what is wrong with entries ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["program", "executable"])
+@pytest.mark.parametrize("kind", ["program", "executable", "verified"])
 @pytest.mark.parametrize(
     "damage",
     [lambda data: data[:-1], lambda data: b"", lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:]],

@@ -19,7 +19,7 @@ from tpuflow.device.launching import check_arguments, check_sent
 from tpuflow.device.limits import Limits, host_bytes, items_bytes
 from tpuflow.device.profile import KernelRow, profile
 from tpuflow.device.timing import Calibration, ProgramTime, time_program
-from tpuflow.device.verify import verify
+from tpuflow.device.verify.kept import verify_once
 from tpuflow.errors import ConfigError, LaunchError, listed
 from tpuflow.garbage import undisturbed
 from tpuflow.isa import file
@@ -70,7 +70,7 @@ class Executable:
         self._paces: dict[int, Any] = {}
         self._allowed: Limits | None = None
         """Limits that every launch is known to keep, set after the first launch of a short Program: each takes the same work and memory."""
-        verify(self.program)
+        verify_once(self.program)
         self._workload = Workload(self.program)
         self._engine = _make_engine(self.program, engine, fidelity, device)
 
