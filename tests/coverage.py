@@ -21,8 +21,8 @@ from tpuflow.jaxprs.expansions import EXPANSIONS
 from tpuflow.lower.importers.advice import FAMILIES
 from tpuflow.lower.importers.jaxpr import RULES as PRIMITIVES
 from tpuflow.lower.importers.jaxpr.registry import COMPLEX as COMPLEX_PRIMITIVES
-from tpuflow.lower.importers.stablehlo import RULES as OPERATIONS
 from tpuflow.lower.importers.stablehlo.advice import UNKNOWN, advice
+from tpuflow.lower.importers.stablehlo.importer import RULES as OPERATIONS
 from tpuflow.lower.importers.stablehlo.walk import COMPLEX as COMPLEX_OPERATIONS
 
 PAGE = Path(__file__).parent.parent / "docs" / "coverage.md"

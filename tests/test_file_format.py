@@ -417,6 +417,12 @@ def test_what_has_no_place_in_a_file_is_refused_by_name(case: str) -> None:
 # ---- files
 
 
+@pytest.mark.parametrize("name", HAND)
+def test_the_size_of_code_is_that_of_a_file_without_names_and_constants(name: str) -> None:
+    program = HAND[name]
+    assert file.code_bytes(program) == len(file.to_bytes(program.strip())) - sum(len(c.data) for c in program.constants)
+
+
 def test_a_saved_program_loads(tmp_path: Path) -> None:
     path = tmp_path / "step.tpx"
     file.save(HAND["while"], path)

@@ -23,7 +23,7 @@ from tpuflow.isa.meshes import axes_grouped, axes_numbered, axes_ordered, divide
 from tpuflow.lower.create_reduce_scatters import create_reduce_scatters
 from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.graph.verify import verify
-from tpuflow.lower.importers.stablehlo import lower_stablehlo
+from tpuflow.lower.importers.stablehlo.importer import lower_stablehlo
 from tpuflow.lower.reassociate_all_reduces import reassociate_all_reduces
 from tpuflow.lower.shards import Cuts
 

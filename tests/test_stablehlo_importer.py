@@ -21,7 +21,7 @@ from tpuflow.lower.graph.graph import Graph
 from tpuflow.lower.graph.interpret import interpret
 from tpuflow.lower.graph.verify import verify
 from tpuflow.lower.importers.jaxpr import lower_jaxpr
-from tpuflow.lower.importers.stablehlo import lower_stablehlo
+from tpuflow.lower.importers.stablehlo.importer import lower_stablehlo
 
 
 def text_of(fn: Any, *args: Any, platform: str = "cpu", **options: Any) -> str:

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -28,8 +28,6 @@ from tpuflow.lower.graph.digest import NotDataError, digest
 from tpuflow.lower.graph.graph import Graph, Node, TensorType, Value
 from tpuflow.lower.host_ports import with_fetches, with_host_ports
 from tpuflow.lower.importers.jaxpr.importer import lower_with_calls
-from tpuflow.lower.importers.stablehlo.importer import Imported, lower_stablehlo
-from tpuflow.lower.importers.stablehlo.partitioned import lower_partitioned
 from tpuflow.lower.located import located
 from tpuflow.lower.memory import check_fits, plan_memory
 from tpuflow.lower.passes.base import Pass
@@ -59,6 +57,9 @@ from tpuflow.lower.passes.widen_after_reshape import WidenAfterReshape
 from tpuflow.lower.residency import keep_on_chip
 from tpuflow.lower.shards import WHOLE, Cuts, cut_ports, on_chips
 from tpuflow.lower.stage_log import StageLog, Watch, is_shown
+
+if TYPE_CHECKING:
+    from tpuflow.lower.importers.stablehlo.importer import Imported
 
 PIPELINE: tuple[Pass, ...] = (
     KeepOnHost(), FetchItems(), Simplify(), PruneCarries(), Simplify(), CarryConverted(), ConvertBeforeSending(), ReadChosen(),
@@ -145,6 +146,8 @@ def compile_stablehlo(
       OutOfMemoryError, CompileError: it cannot be put on the chip.
       ConfigError: the chip is unknown, or `donated` does not fit the arguments.
     """
+    from tpuflow.lower.importers.stablehlo.importer import Imported, lower_stablehlo  # which a jaxpr has no need of
+
     began = time.perf_counter()
     imported = module if isinstance(module, Imported) else lower_stablehlo(module, name, trusted=trusted)
     given = imported.donated if donated is None else tuple(map(bool, donated))
@@ -341,6 +344,8 @@ def _partitioned(
     found = partition(closed_jaxpr, asked.carrying(carries), name)
     if found.inputs[:carries] != found.outputs[:carries]:  # XLA has chosen: where a state lies after the first step, it stays
         found = partition(closed_jaxpr, asked.carrying(carries, found.outputs, found.mesh), name)
+    from tpuflow.lower.importers.stablehlo.partitioned import lower_partitioned
+
     imported = lower_partitioned(found, name, input_names=input_names, output_names=output_names)
     return imported.graph, imported.mesh, imported.cuts
 

@@ -130,6 +130,12 @@ def to_bytes(program: Program) -> bytes:
     return b"".join((head, hashlib.sha256(head).digest(), *(content for _, content in sections)))
 
 
+def code_bytes(program: Program) -> int:
+    """The size of a Program's file without names, source lines and constants."""
+    contents = sum(len(_encode(program, name)) for name in SECTIONS)
+    return _HEADER.size + len(SECTIONS) * _ROW.size + _DIGEST_BYTES + contents - sum(len(c.data) for c in program.constants)
+
+
 def code_hash(program: Program) -> str:
     """SHA-256 (hex) of everything that a Program does: all sections but names and source lines."""
     return hashlib.sha256(b"".join(_row(name, _encode(program, name)) for name in SECTIONS)).hexdigest()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tpuflow.chips.chip import Chip
 from tpuflow.isa.instruction import Tile
-from tpuflow.isa.program import VMEM_START, Kernel
+from tpuflow.isa.program import VMEM_START, Kernel, Program
 
 
 def slot_bytes(tile: Tile, chip: Chip) -> int:
@@ -29,6 +29,13 @@ def tile_end(kernel: Kernel, space: str, chip: Chip) -> int:
     """Bytes of a core's on-chip memory up to the end of the tile of a kernel that lies highest in it."""
     tiles = {id(t): t for i in kernel.instructions for t in (*i.reads(), *i.writes()) if t.space == space}  # hashing tiles takes longer
     return max((t.address + t.slots * slot_bytes(t, chip) for t in tiles.values()), default=0)
+
+
+def tile_ends(program: Program, space: str) -> Mapping[int, int]:
+    """`tile_end` of every kernel of a Program on its chip, by the kernel's `id`."""
+    forms = program.forms_by_id()
+    ends = {forms[id(kernel)].number: tile_end(kernel, space, program.chip) for kernel in program.distinct_kernels()}
+    return {kernel: ends[form.number] for kernel, form in forms.items()}
 
 
 def vmem_stretches(tiles: Iterable[Tile], chip: Chip) -> tuple[tuple[int, int], ...]:

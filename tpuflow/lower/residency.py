@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tpuflow.isa.liveness import Timeline, touched
-from tpuflow.isa.occupancy import tile_end
+from tpuflow.isa.occupancy import tile_ends
 from tpuflow.isa.program import Buffer, Kernel, Program
 from tpuflow.lower.addresses import ALIGNMENT_BYTES, Request, aligned, assign
 from tpuflow.lower.copies import Placed, with_copies
@@ -89,9 +89,8 @@ def _chosen(stays: Sequence[Stay], program: Program, bus: Bus, floors: np.ndarra
 
 def _tile_ends(timeline: Timeline, bus: Bus) -> np.ndarray:
     """The end of the tiles in VMEM at every tick, in the numbering of all cores together."""
-    chip, forms = bus.chip, bus.program.forms_by_id()
-    ends = {forms[id(kernel)].number: chip.cores * tile_end(kernel, "vmem", chip) for kernel in bus.program.distinct_kernels()}
-    return np.asarray([ends[forms[id(b)].number] if isinstance(b, Kernel) else 0 for b in timeline.blocks], np.int64)
+    ends = tile_ends(bus.program, "vmem")
+    return bus.chip.cores * np.asarray([ends[id(b)] if isinstance(b, Kernel) else 0 for b in timeline.blocks], np.int64)
 
 
 def _read_again(timeline: Timeline, bus: Bus) -> np.ndarray:

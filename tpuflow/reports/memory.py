@@ -14,7 +14,7 @@ from typing import Any
 
 from tpuflow.chips.chip import Chip
 from tpuflow.isa.liveness import Timeline
-from tpuflow.isa.occupancy import tile_end
+from tpuflow.isa.occupancy import tile_ends
 from tpuflow.isa.program import Block, Buffer, Infeed, Kernel, Program
 from tpuflow.reports.layers import BACKWARD, FORWARD, UPDATE, Layer, layer_of
 
@@ -155,13 +155,13 @@ def memory_map(program: Program) -> MemoryMap:
     in_hbm, resident, at_host = ([a for a in allocations if a.space in spaces] for spaces in (("hbm",), ON_CHIP, ("host",)))
     live = {name: _series([a for a in in_hbm if a.category == name], end + 1) for name in CATEGORIES}
     stays = _series(resident, end + 1)
-    kernels = tuple(on_chip(walk.places[n], k, program.chip, stays[n]) for n, k in enumerate(walk.blocks) if isinstance(k, Kernel))
+    vmem, accumulators = (tile_ends(program, space) for space in ("vmem", "acc"))
+    kernels = tuple(
+        OnChip(walk.places[n], block.title, vmem[id(block)], accumulators[id(block)], stays[n])
+        for n, block in enumerate(walk.blocks)
+        if isinstance(block, Kernel)
+    )
     return MemoryMap(program.chip, allocations, tuple(walk.places), live, program.hbm_bytes, stays, _series(at_host, end + 1), kernels)
-
-
-def on_chip(place: str, kernel: Kernel, chip: Chip, resident_bytes: int) -> OnChip:
-    """Bytes of VMEM and of the accumulators up to the highest one that tiles take, beside arrays of `resident_bytes`."""
-    return OnChip(place, kernel.title, tile_end(kernel, "vmem", chip), tile_end(kernel, "acc", chip), resident_bytes)
 
 
 def _plain(record: Allocation | OnChip) -> dict[str, Any]:

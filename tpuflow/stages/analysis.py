@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tpuflow.device.timing import time_program
 from tpuflow.device.timing.result import ProgramTime
-from tpuflow.isa.file import to_bytes
+from tpuflow.isa.file import code_bytes
 from tpuflow.isa.program import Program
 
 
@@ -30,7 +30,7 @@ class MemoryAnalysis:
     @property
     def generated_code_size_in_bytes(self) -> int:
         """Size of the Program's file without names and constants. Found when asked for: it takes as long as saving the Program."""
-        return len(to_bytes(replace(self.program.strip(), calls=(), functions=()))) - sum(len(c.data) for c in self.program.constants)
+        return code_bytes(self.program)
 
     def as_dict(self) -> dict[str, int]:
         """Every figure by name."""

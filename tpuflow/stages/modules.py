@@ -10,7 +10,7 @@ from tpuflow.chips import Chip
 from tpuflow.compiler import compile_stablehlo
 from tpuflow.errors import ModuleError
 from tpuflow.isa.program import Program
-from tpuflow.lower.importers.stablehlo import BYTECODE
+from tpuflow.lower.importers.stablehlo.parsing import BYTECODE
 
 
 def compile_file(path: Path, chip: str | Chip = "generic") -> Program:

@@ -7,13 +7,14 @@ from typing import Any
 from tpuflow.dtypes import S32
 from tpuflow.lower.graph.builder import Builder
 from tpuflow.lower.importers.jaxpr.registry import lowers
-from tpuflow.lower.importers.stablehlo.importer import lower_stablehlo
 from tpuflow.lower.operations.complex import Complex, Number, from_port, to_port
 
 
 @lowers("call_exported", keys=True)
 def _call_exported(b: Builder, *operands: Number, exported: Any) -> tuple[Number, ...]:
     """The module inlined, which takes the arguments that it uses; one for several platforms, first the number of one: the CPU's, or 0."""
+    from tpuflow.lower.importers.stablehlo.importer import lower_stablehlo
+
     platforms = exported.platforms
     number = platforms.index("cpu") if "cpu" in platforms else 0
     which = [b.scalar(number, S32)] if len(platforms) > 1 else []
