@@ -178,6 +178,20 @@ def test_a_training_goes_on_from_what_is_kept_with_the_same_losses(entries: Entr
     assert losses() == first and files(entries) == kept_files
 
 
+def test_what_is_kept_is_launched_without_jaxs_dispatch_like_anything_else(entries: Entries):
+    x, found = jnp.asarray(X), []
+    for _ in range(2):  # compiled, then taken from the cache
+        cache.clear()
+        executable = Executable(compiled())
+        first = executable.launch([x])[0]
+        launch = executable.launcher([x])
+        assert launch != executable.launch_fitting
+        found += [first, launch([x]), launch([x])]
+    assert len({np.asarray(y).tobytes() for (y,) in found}) == 1 and len({(y.aval, y.sharding) for (y,) in found}) == 1
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        launch([x * np.nan])
+
+
 def test_what_jax_has_in_its_own_cache_is_compiled_for_ours(entries: Entries, monkeypatch: pytest.MonkeyPatch):
     """XLA does not write whole again what it has read: JAX's entries (of these tests' own folder) cannot become ours."""
     monkeypatch.setenv("TPUFLOW_CACHE", "off")

@@ -161,7 +161,7 @@ class FastEngine:
     def direct(self, inputs: Sequence[Any]) -> Direct | None:
         """What `once` launches, for inputs that it has been called with; None if that is more than one executable that takes the Program's
         inputs and gives its outputs, or goes through more than JAX's dispatch."""
-        if not self.short or self.program.mesh or self._entries is not None:
+        if not self.short or self.program.mesh:
             return None
         launcher = self._only.launcher([inputs[i] for i in self._donated], [inputs[i] for i in self._kept])
         if launcher is None or not launcher.is_plain or len(launcher.handlers) != len(self.program.outputs):
