@@ -69,7 +69,7 @@ class Product:
         """The product of a region."""
         whole, shape = contraction_of(node), node.inputs[0].shape
         halos = halo_labels(whole)
-        sizes = sizes_of(node) | {h: max(2, shape[s.axis]) for h, s in halos.items()}
+        sizes = {**sizes_of(node), **{h: max(2, shape[s.axis]) for h, s in halos.items()}}
         block = depth_block(whole, sizes)
         apart = [(x,) for h, s in halos.items() for x in (h, whole.lhs[s.axis], s.label)]  # these merge with nothing
         apart += [(x,) for x in unmergeable(whole, sizes, block)]
