@@ -71,10 +71,8 @@ def measure(workload: str, mode: str) -> dict[str, float]:
 
 def run() -> tuple[str, Mapping[str, Any]]:
     """Medians over rounds, in which the ways take turns."""
-    lines, rows = (
-        [f"{'step':10} {'cold s':>8} {'filling s':>10} {'warm s':>8} {'jax.jit s':>10} {'cold / jax.jit':>15} {'warm / jax.jit':>15}"],
-        {},
-    )
+    lines = [f"{'step':10} {'cold s':>8} {'filling s':>10} {'warm s':>8} {'jax.jit s':>10} {'cold / jax.jit':>15} {'warm / jax.jit':>15}"]
+    rows = {}
     for workload in WORKLOADS:
         rounds = [_round(workload) for _ in range(ROUNDS)]
         row = {mode: {key: statistics.median(r[mode][key] for r in rounds) for key in rounds[0][mode]} for mode in MODES}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
     "there and back": (lambda x: reshaped(reshaped(x, (24,)), (4, 6)), []),
     "axes of one element": (lambda x: transposed(transposed(reshaped(x, (4, 1, 6)), (1, 0, 2)), (1, 2, 0)), ["reshape"]),
     "axes of more": (lambda x: transposed(reshaped(x, (4, 2, 3)), (0, 2, 1)), ["reshape", "transpose"]),
-    "something in between": (lambda x: reshaped(jnp.sin(reshaped(x, (24,))), (4, 6)), ["reshape", "sin", "reshape"]),
+    "something in between": (lambda x: reshaped(jnp.sin(reshaped(x, (24,))), (4, 6)), ["reshape", "sine", "reshape"]),
     "what nothing changes": (lambda x: reshaped(x, (4, 6)), []),
 }
 
@@ -30,10 +31,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
 def test_reshapes_become_one(case: str) -> None:
     function, wanted = CASES[case]
     lowered = jax.jit(lambda x: function(x)).lower(X)  # which drops what nobody reads
-    text = lowered.as_text()
-    assert [
-        op for line in text.splitlines() for op in ("reshape", "transpose", "sin") if f"stablehlo.{op}" in line.replace("sine", "sin")
-    ] == wanted
+    assert re.findall(r"stablehlo\.(reshape|transpose|sine)", lowered.as_text()) == wanted
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
     np.testing.assert_array_equal(lowered.compile()(x), function(x))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -102,6 +103,11 @@ def from_numpy(dtype: object, where: str = "") -> DType:
             f"{', '.join(str(d.numpy) for d in DTYPES)}. {_instead(np.dtype(dtype))}"  # type: ignore[call-overload]
         )
     return found
+
+
+def exactly(number: Any) -> Hashable:
+    """A number as a key: True, 1 and 1.0 differ, and so do zeros of either sign."""
+    return type(number), repr(number)
 
 
 def _instead(dtype: np.dtype) -> str:

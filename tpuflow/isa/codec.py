@@ -50,8 +50,8 @@ DECLARED = tuple(sorted(INSTRUCTIONS.values(), key=lambda cls: cls.opcode))
 MAX_DEPTH = 32  # nested blocks; XLA takes seconds to compile loops nested twice as deep
 MAX_ARRAY_RANK = 32
 MAX_INSTRUCTIONS = 2**22
-"""Of all kernels of a program together, a hundred times as many as those of the largest examples: a file of a few bytes a kernel could
-otherwise ask for any number of them."""
+"""Of all kernels of a program together, many times as many as any of the examples has: a file of a few bytes a kernel could otherwise ask
+for any number of them."""
 
 CHOICES = {
     label: {word: code for code, word in enumerate(words)}

@@ -10,8 +10,9 @@ import functools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tpuflow.dtypes import exactly
 from tpuflow.errors import ProgramError
 from tpuflow.isa.instruction import PLAIN_KINDS, Instruction, Window
 
@@ -80,11 +81,6 @@ class _Forms:
 
     def _number(self, key: Hashable) -> int:
         return self.parts.setdefault(key, len(self.parts))
-
-
-def exactly(number: Any) -> Hashable:
-    """A number as a key: True, 1 and 1.0 differ, and so do zeros of either sign."""
-    return type(number), repr(number)
 
 
 def _instruction_form(instruction: Instruction, window_form: WindowForm) -> Hashable:

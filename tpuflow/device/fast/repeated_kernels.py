@@ -58,7 +58,8 @@ class RepeatedKernels:
         return {b: reshaped(x, self.program.buffers[b].shape) for b, x in new if x is not None}, self.tiers[key]
 
     def _function(self, key: Hashable, kernel: Kernel, buffers: Sequence[int], resting: Set[int], read_later: Set[int]) -> Any:
-        """(zero, the arrays of a kernel's buffers, None for those that nothing wrote) -> their new contents, None for the others."""
+        """(zero, the arrays of a kernel's buffers, None for those that nothing wrote) -> their new contents, None for the others; both as
+        they were before a last reshape, so that it and the next kernel's become one."""
         resting, read_later = resting & set(buffers), read_later & set(buffers)
 
         def translated(zero: Any, arrays: list[Any]) -> list[Any]:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tpuflow.dtypes import F32, PRED, S32, U32, DType
+from tpuflow.dtypes import F32, PRED, S32, U32, DType, exactly
 from tpuflow.dtypes import from_numpy as dtype_of
 from tpuflow.errors import GraphError
 from tpuflow.isa.calls import HostFunction
 from tpuflow.isa.contraction import Contraction
-from tpuflow.isa.kernel_forms import exactly
 from tpuflow.lower.graph.blocking import axes_reduced_first, is_ordered
 from tpuflow.lower.graph.elementwise import fold_splats
 from tpuflow.lower.graph.graph import Graph, TensorType, Value

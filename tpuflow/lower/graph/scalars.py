@@ -7,8 +7,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from tpuflow.dtypes import PRED, DType
-from tpuflow.isa.kernel_forms import exactly
+from tpuflow.dtypes import PRED, DType, exactly
 from tpuflow.isa.numpy_rounding import splat
 
 Scalar = bool | int | float
