@@ -121,15 +121,15 @@ class Plan:
           DoesNotFit: none does.
           CompileError: a fixed tiling is of another kernel.
         """
-        reason = DoesNotFit()
+        reason = ""
         tilings = fixed or _distinct(self.candidates(share_tile))
         for tiling, single_buffered in _double_buffered_first(tilings, last_resort=self.fallback is None):
             try:
                 recorded = self.record(tiling)
                 return recorded.build(single_buffered=single_buffered), tiling, recorded
             except DoesNotFit as error:
-                reason = error
-        raise reason
+                reason = str(error)  # not the error, which refers to this frame: a cycle
+        raise DoesNotFit(reason)
 
 
 Plans = tuple[Plan, ...]
