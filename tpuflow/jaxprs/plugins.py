@@ -169,6 +169,11 @@ class Launcher:
                 results = self._run(*leaves)
         return jax.tree.unflatten(self._tree, results)
 
+    def placed(self, x: Any) -> Any:
+        """A number or an array of NumPy's on the device; the caller's `jax.transfer_guard` is not about it."""
+        with jax.transfer_guard("allow"):
+            return place(np.asarray(x), self.device, SingleDeviceSharding(self.device))
+
 
 def place(x: np.ndarray, device: Any, sharding: Any) -> Any:
     """An array on a device; `x` is copied before this returns."""

@@ -1,5 +1,5 @@
-"""Where a Program is cut into XLA executables, so that no launch of one takes long: at its outermost loops, or inside of loops whose
-single trips are long.
+"""Where a Program is cut into XLA executables: at its outermost loops, or inside of loops whose single trips are long, so that no launch
+of one takes long; and where straight code is long, so that no compilation does (`pieces`).
 
 The cuts depend on the Program alone, never on measured time, so the same Program is always the same executables. Measured time decides only
 in how many slices the trips of a loop are launched, which changes no bit.
@@ -7,11 +7,12 @@ in how many slices the trips of a loop are launched, which changes no bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tpuflow.device.fast.liveness import AGAIN, Key, Liveness
+from tpuflow.device.fast.pieces import pieces
 from tpuflow.device.result_count import ResultCounts
 from tpuflow.device.timing.trips import known_trips
 from tpuflow.isa.collectives import chips_of
@@ -32,7 +33,8 @@ class Stage:
 
     `takes` and `gives` are the keys (`liveness.Key`) of its arguments and results; the arguments `donates` may be overwritten. `after` are
     the buffers that are live after it. `fills` are buffers that a loop carries though nothing has written them: they are made before its
-    first trip, as constants or zeros. The `final` stage returns the Program's outputs as well, port by port.
+    first trip, as constants or zeros. The `final` stage returns the Program's outputs as well, port by port. One that is `continued` is a
+    piece of straight code, and the next stage the piece after it: the two are launched together.
     """
 
     blocks: tuple[Block, ...]
@@ -43,6 +45,7 @@ class Stage:
     loop: Loop | While | None = None
     fills: tuple[int, ...] = ()
     final: bool = False
+    continued: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,12 +111,10 @@ class Cuts:
                 row.append(block)
                 continue
             assert isinstance(block, Loop | While)
-            if row:
-                found.append(self._row(tuple(row), self.liveness.of(block).before(later[number])))
+            found += self._rows(row, self.liveness.of(block).before(later[number]))
             row = []
             found.append(self._host_loop(block, later[number]) if self._is_host_loop(block) else self._sliced(block, later[number]))
-        if row:
-            found.append(self._row(tuple(row), after, final=last))
+        found += self._rows(row, after, final=last)
         return tuple(found)
 
     def _later(self, code: tuple[Block, ...], after: frozenset[int]) -> Mapping[int, frozenset[int]]:
@@ -126,6 +127,15 @@ class Cuts:
             need -= flow.kills
             need |= flow.gens
         return found
+
+    def _rows(self, blocks: Sequence[Block], after: frozenset[int], *, final: bool = False) -> Iterator[Stage]:
+        """Consecutive blocks in as many executables as pay."""
+        left = tuple(blocks)
+        for piece in pieces(left, self.program)[:-1] if not self._is_short(left) else []:
+            left = left[len(piece) :]
+            yield replace(self._row(tuple(piece), self.liveness.flow(left).before(after)), continued=True)
+        if left:
+            yield self._row(left, after, final=final)
 
     def _row(self, blocks: tuple[Block, ...], after: frozenset[int], *, final: bool = False) -> Stage:
         uses = self.liveness.uses_of(blocks)

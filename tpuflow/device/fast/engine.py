@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +17,7 @@ import numpy as np
 from tpuflow.device.budget import Budget
 from tpuflow.device.fast.cuts import Cuts, HostLoop, Segment, Stage
 from tpuflow.device.fast.execution import Counting, Execution, Pace, open_outfeed
-from tpuflow.device.fast.host import DEFAULT, Host, Sizes
+from tpuflow.device.fast.host import DEFAULT, Host, PinnedHost, Sizes
 from tpuflow.device.fast.liveness import CALLED, WORK, Key
 from tpuflow.device.fast.rewriting import with_replacements
 from tpuflow.device.fast.stored_executables import CachedFunction
@@ -119,11 +121,16 @@ class FastEngine:
             | (YNNPACK_CONVOLUTIONS if fidelity == "native" and _are_cached(self.translation) else {})
             | (LEAST_MEMORY if chips_of(program.mesh) * occupied_bytes(program) >= LARGE_BYTES else {})
         )
+        stages = _stages(self.segments)
         entries = kept_entries() if keeps and host is DEFAULT else None
-        self._entries = entries if entries is not None and can_keep() else None
+        self._cached = host is DEFAULT and (entries is not None or len(stages) > 1) and can_keep()
+        self._entries = entries if self._cached else None
+        self._ahead = len(stages) > 1 and (self._cached or isinstance(host, PinnedHost))
+        """Whether executables are compiled side by side, before the first of them runs."""
+        self._begun: set[tuple[int, int]] = set()
         self._stages = {
             id(s): _Executable(s, self.translation, options, host, functools.partial(self._jit, f"{fidelity} {number}"))
-            for number, s in enumerate(_stages(self.segments))
+            for number, s in enumerate(stages)
         }
         places = {p.buffer: i for i, p in enumerate(program.inputs)}
         self._only = only = next(iter(self._stages.values()))
@@ -133,7 +140,7 @@ class FastEngine:
 
     def _jit(self, identity: str, function: Callable[..., Any], options: Mapping[str, str], sizes: Sizes, results: Sequence[int]) -> Any:
         """The jitted function of a stage, from the persistent cache if there is one."""
-        if self._entries is None:
+        if not self._cached:
             return self.host.jit(function, options, sizes)
         return CachedFunction(function, options, sizes, self._entries, f"{self.code} {identity}", results, self.translation.tiers)
 
@@ -189,6 +196,8 @@ class FastEngine:
         for port in range(len(self.program.outfeeds)):
             arrays |= open_outfeed(self.program, self._lanes, port, capacity, self.host)
         work = Counting(budget, self.translation.workload, start, tuple(x.shape[0] for x in infeeds))
+        if self._ahead:
+            self._compile_ahead(max([1, *(x.shape[0] for x in infeeds)]), capacity)
         prices = budget.array()
 
         def run(stage: Stage, trips: int, arrays: Mapping[Key, Any]) -> tuple[list[Any], dict[Key, Any]]:
@@ -204,8 +213,23 @@ class FastEngine:
 
     def compile(self, infeed_items: int = 1, capacity: int = 1) -> None:
         """Translate and compile without running; the results are kept in the caches that the first launch of these shapes looks into."""
+        if self._ahead:
+            self._compile_ahead(infeed_items, capacity)
+            for executable in self._stages.values():
+                executable.wait()
+            return
         for translated in self.translate(infeed_items, capacity):
             translated.compile()
+
+    def _compile_ahead(self, infeed_items: int, capacity: int) -> None:
+        """Translate all executables, and have other threads compile them; each is waited for when it is called."""
+        if (infeed_items, capacity) in self._begun:
+            return
+        self._begun.add((infeed_items, capacity))
+        pool = ThreadPoolExecutor(min(len(self._stages), len(os.sched_getaffinity(0))), "tpuflow compile")
+        for executable, translated in zip(self._stages.values(), self.translate(infeed_items, capacity), strict=True):
+            executable.coming.append(pool.submit(translated.compile))
+        pool.shutdown(wait=False)
 
     def translate(self, infeed_items: int = 1, capacity: int = 1) -> Iterator[Any]:
         """The executables in XLA's terms (`jax.stages.Lowered`), not compiled yet."""
@@ -225,7 +249,7 @@ class FastEngine:
 class _Executable:
     """A stage as a compiled XLA executable, called with the arrays of its keys."""
 
-    __slots__ = ("_counts", "_host", "_ports", "_run", "_stage", "_translation", "donates", "keeps", "zero")
+    __slots__ = ("_counts", "_host", "_ports", "_run", "_stage", "_translation", "coming", "donates", "keeps", "zero")
 
     def __init__(self, stage: Stage, translation: Translation, options: Mapping[str, str], host: Host, jit: Callable[..., Any]):
         self._stage, self._translation, self._host = stage, translation, host
@@ -235,6 +259,8 @@ class _Executable:
         outputs = len(translation.program.outputs) if stage.final else 0
         self._run = jit(self._flat, options, self._sizes, (outputs, len(stage.gives), int(translation.calls_numpy)))
         self.zero = host.scalar(np.zeros((), np.int32))
+        self.coming: list[Future[Any]] = []
+        """Compilations that other threads have begun."""
         self._counts = WORK in stage.takes
         """Whether it counts work: else its `budget` argument is None, as its number of trips is if it is no loop."""
 
@@ -253,6 +279,7 @@ class _Executable:
 
     def _launch(self, *arguments: Any) -> tuple[list[Any], list[Any]]:
         """Launch as one executable even under `jax.disable_jit`, which is about the user's functions, not the device's arithmetic."""
+        self.wait()
         if jits_nothing():
             with jax.disable_jit(False):
                 outputs, given, done = self._run(self.zero, *arguments)
@@ -261,6 +288,12 @@ class _Executable:
         for x in done:
             wait_at_exit(x)
         return outputs, given
+
+    def wait(self) -> None:
+        """Wait for what other threads compile. What fails there fails again where it is needed."""
+        if self.coming:
+            wait(self.coming)
+            self.coming.clear()
 
     def launcher(self, donated: list[Any], kept: list[Any]) -> Launcher | None:
         """What launches a stage that is the whole Program for such arrays, without JAX's dispatch."""

@@ -193,9 +193,9 @@ class Execution:
             yield trips
 
     def _stage(self, stage: Stage, trips: int) -> None:
-        """Run one executable, wait for it if `waits`, and collect the outfeed items that it sent."""
+        """Run one executable, wait for it if `waits` and it is no piece before others, and collect the outfeed items that it sent."""
         outputs, given = self.run(stage, trips, {k: self.arrays[k] for k in stage.takes})
-        if self.waits:
+        if self.waits and not stage.continued:
             _wait([*outputs, *given.values()])
         self.arrays.update(given)
         if stage.final:
