@@ -129,7 +129,6 @@ def test_donated_arguments_are_taken_by_the_last_piece_alone():
 
 def test_other_threads_compile_what_this_one_translates():
     here, there = [], []
-    engine = FastEngine(compiled(), verified=True)
 
     def lower(self: Any, *specs: Any, of: Any = stored_executables.CachedFunction.lower) -> Any:
         here.append(threading.current_thread())
@@ -173,3 +172,12 @@ def test_pieces_come_from_the_persistent_cache(tmp_path: Path, monkeypatch: pyte
         with pytest.warns(RuntimeWarning):
             assert [x.tobytes() for x in outputs(program)] == first
         assert sorted(tmp_path.glob("executable-*")) == kept
+
+
+def test_compiling_tells_what_fails():
+    with cutting(PIECES):
+        program = compiled()
+        with patch.object(stored_executables._Lowered, "compile", side_effect=RuntimeError("no compiler")):
+            with pytest.raises(RuntimeError, match="no compiler"):
+                Executable(program).compile()
+        Executable(program).compile()

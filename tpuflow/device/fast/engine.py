@@ -142,7 +142,8 @@ class FastEngine:
         """The jitted function of a stage, from the persistent cache if there is one."""
         if not self._cached:
             return self.host.jit(function, options, sizes)
-        return CachedFunction(function, options, sizes, self._entries, f"{self.code} {identity}", results, self.translation.tiers)
+        identity = f"{self.code} {identity}" if self._entries is not None else identity
+        return CachedFunction(function, options, sizes, self._entries, identity, results, self.translation.tiers)
 
     @functools.cached_property
     def code(self) -> str:
@@ -213,32 +214,39 @@ class FastEngine:
 
     def compile(self, infeed_items: int = 1, capacity: int = 1) -> None:
         """Translate and compile without running; the results are kept in the caches that the first launch of these shapes looks into."""
-        if self._ahead:
-            self._compile_ahead(infeed_items, capacity)
-            for executable in self._stages.values():
-                executable.wait()
+        if not self._ahead:
+            for translated in self.translate(infeed_items, capacity):
+                translated.compile()
             return
-        for translated in self.translate(infeed_items, capacity):
-            translated.compile()
+        self._compile_ahead(infeed_items, capacity)
+        for executable in self._stages.values():
+            if not executable.wait():
+                executable.translate(self._feeds(infeed_items), capacity).compile()
 
     def _compile_ahead(self, infeed_items: int, capacity: int) -> None:
         """Translate all executables, and have other threads compile them; each is waited for when it is called."""
         if (infeed_items, capacity) in self._begun:
             return
         self._begun.add((infeed_items, capacity))
-        pool = ThreadPoolExecutor(min(len(self._stages), len(os.sched_getaffinity(0))), "tpuflow compile")
-        for executable, translated in zip(self._stages.values(), self.translate(infeed_items, capacity), strict=True):
-            executable.coming.append(pool.submit(translated.compile))
-        pool.shutdown(wait=False)
+        pool = ThreadPoolExecutor(min(len(self._stages), os.cpu_count() or 1), "tpuflow compile")
+        try:
+            for executable, translated in zip(self._stages.values(), self.translate(infeed_items, capacity), strict=True):
+                executable.coming.append(pool.submit(translated.compile))
+        finally:
+            pool.shutdown(wait=False)
 
     def translate(self, infeed_items: int = 1, capacity: int = 1) -> Iterator[Any]:
         """The executables in XLA's terms (`jax.stages.Lowered`), not compiled yet."""
-        cuts = [(cut_axes(p), p) for p in self.program.infeeds]
-        shapes = [(*sizes_of(self.program.mesh, sorted(axes)), infeed_items, *p.shape) for axes, p in cuts]
-        rows = zip(shapes, cuts, strict=True)
-        feeds = [self.host.spec(shape, p.dtype.numpy, self._lanes.partition(axes)) for shape, (axes, p) in rows]
+        feeds = self._feeds(infeed_items)
         for executable in self._stages.values():
             yield executable.translate(feeds, capacity)
+
+    def _feeds(self, items: int) -> list[Any]:
+        """What to translate for: stacked items of every infeed."""
+        cuts = [(cut_axes(p), p) for p in self.program.infeeds]
+        shapes = [(*sizes_of(self.program.mesh, sorted(axes)), items, *p.shape) for axes, p in cuts]
+        rows = zip(shapes, cuts, strict=True)
+        return [self.host.spec(shape, p.dtype.numpy, self._lanes.partition(axes)) for shape, (axes, p) in rows]
 
     @functools.cached_property
     def tiers(self) -> dict[str, int]:
@@ -279,7 +287,8 @@ class _Executable:
 
     def _launch(self, *arguments: Any) -> tuple[list[Any], list[Any]]:
         """Launch as one executable even under `jax.disable_jit`, which is about the user's functions, not the device's arithmetic."""
-        self.wait()
+        if self.coming:
+            self.wait()
         if jits_nothing():
             with jax.disable_jit(False):
                 outputs, given, done = self._run(self.zero, *arguments)
@@ -289,11 +298,12 @@ class _Executable:
             wait_at_exit(x)
         return outputs, given
 
-    def wait(self) -> None:
-        """Wait for what other threads compile. What fails there fails again where it is needed."""
-        if self.coming:
-            wait(self.coming)
-            self.coming.clear()
+    def wait(self) -> bool:
+        """Wait for what other threads compile. Returns whether it is there: what failed there fails again where it is needed."""
+        wait(self.coming)
+        failed = any(future.exception() for future in self.coming)
+        self.coming.clear()
+        return not failed
 
     def launcher(self, donated: list[Any], kept: list[Any]) -> Launcher | None:
         """What launches a stage that is the whole Program for such arrays, without JAX's dispatch."""
