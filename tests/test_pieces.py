@@ -18,8 +18,10 @@ import tpuflow
 from tpuflow.device.fast import cache, cuts, pieces, stored_executables
 from tpuflow.device.fast.cuts import Cuts, HostLoop
 from tpuflow.device.fast.engine import FastEngine, _stages
+from tpuflow.device.fast.host import PinnedHost
 from tpuflow.device.runtime import Executable
 from tpuflow.isa.program import Program
+from tpuflow.jaxprs.plugins import cpu_device
 
 X = np.linspace(-1, 1, 32 * 64, dtype=np.float32).reshape(32, 64)
 W = np.linspace(-0.2, 0.2, 6 * 64 * 64, dtype=np.float32).reshape(6, 64, 64)
@@ -116,6 +118,17 @@ def test_pieces_give_what_the_whole_gives(f: Callable[..., Any]):
         assert [x.tobytes() for x in outputs(program, "bitexact")] == [x.tobytes() for x in whole]
         for a, b in zip(outputs(program), native, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_pieces_run_on_a_device_of_their_own():
+    """As under stock JAX's `tpusim`."""
+    with cutting(WHOLE):
+        whole = outputs(compiled(), "bitexact")
+    with cutting(PIECES):
+        executable = Executable(compiled(), "fast", "bitexact", device=cpu_device())
+        executable.compile()
+        found, _ = executable.launch([PinnedHost(cpu_device()).array(x) for x in (*W, X)])
+    assert [np.asarray(x).tobytes() for x in found] == [x.tobytes() for x in whole]
 
 
 def test_donated_arguments_are_taken_by_the_last_piece_alone():

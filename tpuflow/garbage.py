@@ -42,7 +42,7 @@ def _collect_what_was_left() -> None:
 
 
 def _leave_as_old() -> None:
-    """Spare the objects that were just made the pass over young ones, nearly all of them are in use. Not if somebody has frozen objects,
+    """Spare the objects that were just made the pass over young ones: nearly all of them are in use. Not if somebody has frozen objects,
     which would thaw."""
     global _left
     made, _, _ = gc.get_count()

@@ -1,5 +1,5 @@
-"""The fast engine: a verified Program translated to XLA:CPU executables (one, if it has no long loop), compiled once for each code hash and
-outfeed capacity."""
+"""The fast engine: a verified Program translated to XLA:CPU executables (one, if it has neither a long loop nor long straight code),
+compiled once for each code hash and outfeed capacity."""
 
 from __future__ import annotations
 
