@@ -222,6 +222,48 @@ def test_threads_find_no_wrong_value_and_processes_end_as_they_chose_while_threa
     run(environment, "-m", "bench.pjrt_stress", "--operations", "1200", "--exits", "12")
 
 
+def test_threads_that_launch_first_at_once_install_the_shim_once(environment):
+    """A second installation took the first one's entry for Python's, which then called itself for ever."""
+    code = """
+import os, threading, time, jax, numpy as np
+import tpuflow.pjrt.shim as shim
+threading.Timer(100, os._exit, (1,)).start()
+made, find, at_once = [], shim.compiled, threading.Barrier(4)
+def slowly():
+    made.append(1)
+    time.sleep(0.5)
+    return find()
+shim.compiled = slowly
+def work(i):
+    f = jax.jit(lambda x: x * 2 + i)
+    at_once.wait()
+    for _ in range(3):
+        assert np.asarray(f(np.ones(3, np.float32)))[1] == 2 + i
+workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+for w in workers: w.start()
+for w in workers: w.join()
+print(len(made), flush=True)
+os._exit(0)
+"""
+    assert run(environment, "-c", code)[0] == "1\n"
+
+
+def test_an_interrupt_in_an_entry_of_which_nobody_hears_errors_is_told_by_the_next(environment):
+    code = """
+import jax, tpuflow.pjrt.entries.devices as devices
+def interrupted():
+    devices.collect = collect
+    raise KeyboardInterrupt
+collect, devices.collect = devices.collect, interrupted
+try:
+    jax.jit(lambda x: x + 1)(1.0)
+except jax.errors.JaxRuntimeError as error:
+    print(devices.collect is collect, "Ctrl-C" in str(error))
+print(jax.jit(lambda x: x + 1)(1.0))
+"""
+    assert run(environment, "-c", code)[0] == "True True\n2.0\n"
+
+
 @pytest.mark.slow
 def test_a_second_process_compiles_nothing_and_none_of_six_ends_badly(environment, tmp_path):
     cached = environment | {

@@ -25,6 +25,7 @@ from tpuflow.errors import ConfigError
 from tpuflow.jaxprs.compat import CALLS_OF_THE_HOST, where_no_mesh_is
 from tpuflow.jaxprs.host_calls import lowering_rules
 from tpuflow.jaxprs.protobuf import fields, packed
+from tpuflow.once import once
 
 _log = logging.getLogger("tpuflow.pjrt")
 ARRAY: Any = ArrayImpl
@@ -112,7 +113,7 @@ def stablehlo_versions() -> tuple[Sequence[int], Sequence[int]]:
     return tuple(map(int, current.split("."))), tuple(map(int, least.split(".")))
 
 
-@functools.cache
+@once
 def cpu_device() -> Any:
     """The device of a CPU client of our own, which is not among JAX's backends; one for the process.
 

@@ -7,7 +7,6 @@ Where there is no C compiler, or `TPUFLOW_SHIM=off`, both are Python's.
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import logging
 import os
@@ -25,6 +24,7 @@ from typing import Any
 from tpuflow.data.places import cache_dir
 from tpuflow.entries import own_folder
 from tpuflow.errors import ConfigError
+from tpuflow.once import once
 from tpuflow.pjrt.buffer import BYTES, CODE, COMPLEX, DELETED, EXTERNAL_REFERENCES, SHARED_BY
 from tpuflow.pjrt.cells import Numbers
 from tpuflow.pjrt.failures import PjrtError
@@ -110,7 +110,7 @@ class Shim:
             table[entry] = ctypes.cast(getattr(self.library, function), ctypes.c_void_p).value or 0
 
 
-@functools.cache
+@once
 def shim() -> Shim | None:
     """The shim, which is in JAX's table from the first call on; None where there is none, and Python launches every Program."""
     (table,) = TABLES

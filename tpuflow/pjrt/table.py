@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,6 +65,9 @@ INFALLIBLE = frozenset(
     {"LoadedExecutable_GetExecutable", "LoadedExecutable_AddressableDeviceLogicalIds", "LoadedExecutable_GetDeviceAssignment"}
 )
 """What jaxlib asks of an executable that it has just been given, to abort the process if it is told an error: answered to the end."""
+
+UNHEARD = frozenset({"Device_MemoryStats"})
+"""What jaxlib asks without looking at errors: an interrupt in these is told to what it calls next."""
 
 _HEAD = 5  # words: the table's size and extensions; the version's size, extensions, and two ints
 _Entry = ctypes.CFUNCTYPE(ctypes.c_void_p, Pointer)
@@ -187,12 +191,29 @@ def _guarded(name: str, function: Function) -> Callable[[Args], int | None]:
         try:
             if SHUTDOWN.begun and name not in INFALLIBLE:
                 SHUTDOWN.hold()
+            if _untold and name not in INFALLIBLE | UNHEARD and threading.current_thread() is threading.main_thread():
+                raise _untold.pop()
             function(args)
         except BaseException as error:
-            return PjrtError(error).handle
+            return _told(error, name)
         return None
 
     return call
+
+
+def _told(error: BaseException, name: str) -> int:
+    """The handle of the `PJRT_Error` of an exception in an entry."""
+    if name in UNHEARD and isinstance(error, KeyboardInterrupt):
+        _untold.append(error)
+    while True:
+        try:
+            return PjrtError(error).handle
+        except KeyboardInterrupt as interrupt:
+            error = interrupt
+
+
+_untold: list[KeyboardInterrupt] = []
+"""Ctrl-C in entries of which nobody hears errors."""
 
 
 def _missing(name: str) -> Function:

@@ -18,6 +18,7 @@ from flax import linen
 from flax.core.scope import Scope
 from flax.errors import InvalidRngError
 
+from tpuflow.once import once
 from tpuflow.training.adapters.model import DROPOUT, AroundNorm, Inputs, Model, modes_of, parameters_of
 
 STATISTICS = "batch_stats"
@@ -77,7 +78,7 @@ class _Seen:
 _WATCHING = threading.local()
 
 
-@functools.cache
+@once
 def _listen() -> None:
     """Patch `Module.sow`, `Module.has_rng` and `Scope.make_rng` once, so that they record their calls; they behave as before."""
     sow, has_rng, make_rng = linen.Module.sow, linen.Module.has_rng, Scope.make_rng
