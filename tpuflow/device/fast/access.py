@@ -18,6 +18,7 @@ from jax import lax
 
 from tpuflow.device.fast.positions import CannotLift, Dim, Positions
 from tpuflow.device.fast.reshapes import reshaped, transposed
+from tpuflow.device.fast.slices import dynamic_slice, dynamic_slice_in_dim, dynamic_update_slice
 from tpuflow.isa.contraction import Halo
 from tpuflow.isa.instruction import Tile, TileAxis, Window, WindowAxis
 from tpuflow.isa.trip import Trip
@@ -151,15 +152,15 @@ def _read_dynamic(x: Any, axis: int, extent: int, start: int, where: Positions, 
     length = where.length
     begin = start + where.offset
     if where.bounds[0] + start >= 0 and where.bounds[1] + start + length <= extent:
-        return lax.dynamic_slice_in_dim(x, begin, length, axis)
+        return dynamic_slice_in_dim(x, begin, length, axis)
     clamped = jnp.clip(begin, 0, extent - length)
-    piece = lax.dynamic_slice_in_dim(x, clamped, length, axis)
+    piece = dynamic_slice_in_dim(x, clamped, length, axis)
     if length == 1:  # all of it is inside or outside
         return jnp.where(clamped == begin, piece, fill)
     config = [(0, 0, 0)] * x.ndim
     config[axis] = (length, length, 0)
     shift = jnp.clip(begin - clamped, -length, length)
-    return lax.dynamic_slice_in_dim(lax.pad(piece, fill, config), length + shift, length, axis)
+    return dynamic_slice_in_dim(lax.pad(piece, fill, config), length + shift, length, axis)
 
 
 def write(array: Any, value: Any, window: Window, wheres: list[Positions]) -> Any:
@@ -273,14 +274,14 @@ def _write_slice(view: Any, value: Any, plans: list[Any]) -> Any:
         shift = jnp.clip(clamped - begin, -shape[i], shape[i])
         config = [(0, 0, 0)] * value.ndim
         config[i] = (shape[i], shape[i], 0)
-        value = lax.dynamic_slice_in_dim(lax.pad(value, jnp.zeros((), value.dtype), config), shape[i] + shift, shape[i], i)
+        value = dynamic_slice_in_dim(lax.pad(value, jnp.zeros((), value.dtype), config), shape[i] + shift, shape[i], i)
         place = lax.broadcasted_iota(jnp.int32, shape, i) + shift
         ok = (place >= 0) & (place < shape[i])
         inside = _both(inside, ok)
     starts = [jnp.asarray(s, jnp.int32) for s in starts]
     if inside is not None:
-        value = jnp.where(inside, value, lax.dynamic_slice(view, starts, shape))
-    return lax.dynamic_update_slice(view, value, starts)
+        value = jnp.where(inside, value, dynamic_slice(view, starts, shape))
+    return dynamic_update_slice(view, value, starts)
 
 
 def _both(inside: Any, ok: Any) -> Any:

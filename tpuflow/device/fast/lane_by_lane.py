@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from tpuflow.device.fast.slices import dynamic_index_in_dim
+
 Value = Any
 
 
@@ -60,4 +62,4 @@ def _each_picked(items: Value, numbers: Value, axis: int) -> Value:
 
 
 def _item(axis: int) -> Callable[[Value, Value], Value]:
-    return lambda items, number: lax.dynamic_index_in_dim(items, number, axis, keepdims=False)
+    return lambda items, number: dynamic_index_in_dim(items, number, axis, keepdims=False)

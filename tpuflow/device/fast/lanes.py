@@ -22,6 +22,7 @@ from jax.sharding import Mesh, PartitionSpec
 from tpuflow.device.fast.host import REPLICATED, Host, Move
 from tpuflow.device.fast.lane_by_lane import of_lane
 from tpuflow.device.fast.liveness import Key
+from tpuflow.device.fast.slices import dynamic_index_in_dim
 from tpuflow.device.shards import shard, unshard
 from tpuflow.device.varying import Axes, cut_axes, varying
 from tpuflow.isa.collectives import Cut, sizes_of
@@ -140,7 +141,7 @@ class Lanes:
         for a in axes:
             if self.parts[a] > 1:
                 x = x.reshape(self.parts[a], -1, *x.shape[1:])
-                x = lax.dynamic_index_in_dim(x, lax.axis_index(self.devices[a]), 0, keepdims=False)
+                x = dynamic_index_in_dim(x, lax.axis_index(self.devices[a]), 0, keepdims=False)
             x = of_lane(x, lax.axis_index(self.names[a]))
         return x
 

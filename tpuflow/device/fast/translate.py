@@ -28,6 +28,7 @@ from tpuflow.device.fast.repeated_kernels import RepeatedKernels
 from tpuflow.device.fast.rewriting import Finder
 from tpuflow.device.fast.round_trips import round_trips, sorts_integers
 from tpuflow.device.fast.shapes import covers
+from tpuflow.device.fast.slices import dynamic_index_in_dim, dynamic_update_index_in_dim
 from tpuflow.device.fast.summed import Summed, summed
 from tpuflow.device.verify.footprint import cover, section_trips, store_box
 from tpuflow.dtypes import BF16, F16, F32
@@ -193,7 +194,7 @@ class _Run:
                 item = env["sent", block.port]
                 value = words(self.ar.store(self.buffer(env, block.buffer), self.program.buffers[block.buffer].dtype))
                 value = self.t.lanes.first(value, self.t.lanes.axes(block.buffer) - self.t.lanes.axes(("outfeed", block.port)))
-                env["outfeed", block.port] = lax.dynamic_update_index_in_dim(env["outfeed", block.port], value, item, 0)
+                env["outfeed", block.port] = dynamic_update_index_in_dim(env["outfeed", block.port], value, item, 0)
                 env["sent", block.port] = item + 1
             case Loop():
                 self._loop(block, env, step.after, env[block.trips])
@@ -245,10 +246,10 @@ class _Run:
             return
         item = self.buffer(env, c.index).reshape(())
         if source.space == "host":
-            env[c.target] = lax.dynamic_index_in_dim(array, item, 0).reshape(target.shape)
+            env[c.target] = dynamic_index_in_dim(array, item, 0).reshape(target.shape)
         else:
             items = self.buffer(env, c.target)
-            env[c.target] = lax.dynamic_update_index_in_dim(items, array.reshape(target.shape[1:]), item, 0)
+            env[c.target] = dynamic_update_index_in_dim(items, array.reshape(target.shape[1:]), item, 0)
 
     def _receives(self, block: Block) -> bool:
         """Whether a block needs what was started to be there, by itself or in nested blocks. An `Await` alone does not: the later, the more
