@@ -21,6 +21,7 @@ from tpuflow.device.fast.arithmetic import LaxArithmetic
 from tpuflow.device.fast.halos import halos_of
 from tpuflow.device.fast.lift import handler_of
 from tpuflow.device.fast.positions import CannotLift
+from tpuflow.device.fast.rerolled import rerolled
 from tpuflow.device.fast.shapes import covers, in_shape_of_buffers
 from tpuflow.device.fast.virtual import Gather, Lifting, State, Virtual
 from tpuflow.errors import ProgramError
@@ -49,12 +50,13 @@ def translate_kernel(
     if any(g.size == 0 for g in kernel.grid if g.kind == "parallel"):
         return {}, 1
     kernel = in_shape_of_buffers(kernel, buffers)
-    attempts = ((1, ()), (2, kernel.sequential), (3, kernel.parallel + kernel.sequential))
-    for tier, looped in attempts:
+    once = rerolled(kernel)
+    attempts = ((1, once, ()), (1, kernel, ()), (2, kernel, kernel.sequential), (3, kernel, kernel.parallel + kernel.sequential))
+    for tier, form, looped in attempts if once is not kernel else attempts[1:]:
         if tier == 2 and not looped:
             continue
         try:
-            translation = _Translation(kernel, buffers, ar, frozenset(looped), resting, read_later, gather, exact_order=ar.bitexact)
+            translation = _Translation(form, buffers, ar, frozenset(looped), resting, read_later, gather, exact_order=ar.bitexact)
             written = translation.run(dict(hbm))
         except CannotLift as reason:
             if tier == 3:

@@ -21,6 +21,7 @@ from tpuflow.device.fast.lax_rounding import materialized
 from tpuflow.device.fast.positions import CannotLift, Positions
 from tpuflow.device.fast.product_operands import product_operands
 from tpuflow.device.fast.reshapes import transposed
+from tpuflow.device.fast.slices import dynamic_index_in_dim, dynamic_update_index_in_dim
 from tpuflow.device.fast.softmaxes import Role
 from tpuflow.device.fast.virtual import Lifting, State, Virtual, leading_ones, same_view
 from tpuflow.dtypes import F32, DType
@@ -48,8 +49,8 @@ of: it asks of every operand of every operand whether it is the same for all ele
 
 def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
     """Elementwise instructions: their meaning applies to whole tensors as it stands."""
-    if t.softmaxes.get(id(i)) is Role.SAME:
-        state.tiles[i.dst] = t.read(_not_constant(t, i), state)
+    if (same := _handed_on(t, i)) is not None:
+        state.tiles[i.dst] = t.read(same, state)
         return
     values = [t.read(tile, state) for tile in i.reads()]
     first, *others = values
@@ -63,9 +64,19 @@ def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
     state.tiles[dst] = Virtual(i.meaning(t.ar, trips.trip(dst), *operands), batch, work=work, front=front)
 
 
-def _not_constant(t: Lifting, i: vector.Binary) -> Tile:
-    """The operand that is computed, of two of which the other is a number."""
-    return i.b if all(isinstance(maker, vector.Constant) for maker in t.makers(i, i.a)) else i.a
+def _handed_on(t: Lifting, i: Instruction) -> Tile | None:
+    """The operand that a maximum with -infinity or a minimum with infinity is, natively; None if an instruction is neither."""
+    if t.ar.bitexact or not isinstance(i, vector.Binary) or i.op not in _NOTHING:
+        return None
+    return next((other for tile, other in ((i.a, i.b), (i.b, i.a)) if _is_number(t.makers(i, tile), _NOTHING[i.op])), None)
+
+
+_NOTHING = {"max": -math.inf, "min": math.inf}
+"""What an extreme of floats is that with."""
+
+
+def _is_number(makers: Sequence[Instruction], number: float) -> bool:
+    return bool(makers) and all(isinstance(maker, vector.Constant) and maker.value == number for maker in makers)
 
 
 def _splat(t: Lifting, i: vector.Constant | matrix.MatmulZero, trips: Trips, state: State) -> None:
@@ -161,10 +172,18 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
         in_memory = in_memory or role is Role.SUM
         found = summed(source, axes, from_zero=True, in_memory=in_memory)
     else:
-        start, block = lax.expand_dims(t.expand(acc, batch), taken), math.prod(source.shape[x] for x in axes) if steps else i.block
+        start = None if _starts_at_nothing(t, i) and source.size else lax.expand_dims(t.expand(acc, batch), taken)
+        block = math.prod(source.shape[x] for x in axes) if steps else i.block
         from_zero = is_sum and _starts_at_zero(t, i)
         found = t.ar.reduce(i.op, start, source, axes, block, i.a.dtype, in_memory=in_memory, from_zero=from_zero)
     state.tiles[i.acc] = Virtual(lax.squeeze(found, taken), batch)
+
+
+def _starts_at_nothing(t: Lifting, i: vector.ReduceInto) -> bool:
+    """Whether an extreme starts from what it cannot be told from, natively."""
+    if t.ar.bitexact or i.op not in _NOTHING or (i.acc in t.carried and not t.folded):
+        return False
+    return _is_number([maker for maker in t.makers(i, i.acc) if maker is not i], _NOTHING[i.op])
 
 
 def _starts_at_zero(t: Lifting, i: vector.ReduceInto) -> bool:
@@ -426,9 +445,9 @@ def _scatter_rows(t: Lifting, mode: str, view: Any, index: Any, rows: Any, dtype
 
     def combine(r: Any, view: Any) -> Any:
         place = jnp.clip(safe[r], 0, extent - 1)
-        old = lax.dynamic_index_in_dim(view, place, 0, keepdims=False)
+        old = dynamic_index_in_dim(view, place, 0, keepdims=False)
         new = t.ar.hold(t.ar.binary(mode, t.ar.load(old, dtype), t.ar.load(rows[r], dtype), dtype), dtype)
-        return lax.dynamic_update_index_in_dim(view, jnp.where(safe[r] < extent, new, old), place, 0)
+        return dynamic_update_index_in_dim(view, jnp.where(safe[r] < extent, new, old), place, 0)
 
     return lax.fori_loop(0, rows.shape[0], combine, view)
 

@@ -20,10 +20,9 @@ Makers = Callable[[Instruction, Tile], Sequence[Instruction]]
 
 
 class Role(enum.Enum):
-    """What an instruction of a softmax does: the maximum of rows; a maximum with -infinity, which changes nothing; the sum of rows."""
+    """What an instruction of a softmax does: the maximum of rows; the sum of rows."""
 
     MAXIMUM = enum.auto()
-    SAME = enum.auto()
     SUM = enum.auto()
 
 
@@ -73,9 +72,8 @@ class _Softmax:
                 if self._is_difference(r, own):
                     found.append(r)
                     continue
-                if isinstance(r, vector.Binary) and r.op == "max" and self._is_number(r, r.a if r.b == own else r.b, -math.inf):
-                    self._roles[id(r)] = Role.SAME
-                elif not _stretches_rows(r):
+                same = isinstance(r, vector.Binary) and r.op == "max" and self._is_number(r, r.a if r.b == own else r.b, -math.inf)
+                if not same and not _stretches_rows(r):
                     return None
                 made.append(r)
         return found
