@@ -17,7 +17,7 @@ import numpy as np
 from tpuflow.device.budget import Budget
 from tpuflow.device.fast.cuts import Cuts, HostLoop, Segment, Stage
 from tpuflow.device.fast.execution import Counting, Execution, Pace, open_outfeed
-from tpuflow.device.fast.host import DEFAULT, Host, PinnedHost, Sizes
+from tpuflow.device.fast.host import DEFAULT, Host, Sizes
 from tpuflow.device.fast.liveness import CALLED, WORK, Key
 from tpuflow.device.fast.rewriting import with_replacements
 from tpuflow.device.fast.stored_executables import CachedFunction
@@ -125,7 +125,7 @@ class FastEngine:
         entries = kept_entries() if keeps and host is DEFAULT else None
         self._cached = host is DEFAULT and (entries is not None or len(stages) > 1) and can_keep()
         self._entries = entries if self._cached else None
-        self._ahead = len(stages) > 1 and (self._cached or isinstance(host, PinnedHost))
+        self._ahead = len(stages) > 1 and (self._cached or host.takes_compiled)
         """Whether executables are compiled side by side, before the first of them runs."""
         self._begun: set[tuple[int, int]] = set()
         self._stages = {

@@ -34,6 +34,11 @@ class Host(Protocol):
         """The mesh of devices over which the Program's chips are divided, if there are several."""
         ...
 
+    @property
+    def takes_compiled(self) -> bool:
+        """Whether calls of a function of `jit` take what another thread has compiled of it, once it was lowered."""
+        ...
+
     def jit(self, function: Callable[..., Any], options: Mapping[str, str], sizes: Sizes) -> Callable[..., Any]:
         """The function as XLA runs it; its third argument is donated. `sizes` gives all that can differ in the arguments' shapes."""
         ...
@@ -83,6 +88,7 @@ class _OneDevice:
     """A host whose one device runs all chips."""
 
     over = None
+    takes_compiled = False
 
     def values(self, x: Any) -> np.ndarray:
         """An array as NumPy's."""
@@ -139,6 +145,8 @@ class DefaultHost(_OneDevice):
 class PinnedHost(_OneDevice):
     """One device of a CPU client that is not among JAX's backends: for use inside of a backend of ours, where JAX's default backend is that
     backend itself. Nothing here goes through JAX's dispatch, so neither a trace under way nor the caller's settings change it."""
+
+    takes_compiled = True
 
     def __init__(self, device: Any):
         self.key = self.device = device

@@ -25,6 +25,8 @@ from tpuflow.jaxprs.processes import check_alike, count, devices, everyones, pee
 class SpreadHost:
     """The `Host` of a mesh that several devices share. Its arrays are global JAX arrays, of which each device holds its chips' part."""
 
+    takes_compiled = False
+
     def __init__(self, mesh: Sequence[MeshAxis], devices: Sequence[Any]):
         """Of a mesh and its devices, in their order.
 
