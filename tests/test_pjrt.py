@@ -264,6 +264,23 @@ print(jax.jit(lambda x: x + 1)(1.0))
     assert run(environment, "-c", code)[0] == "True True\n2.0\n"
 
 
+def test_an_interrupt_that_is_heard_is_told_once(environment):
+    code = """
+import jax, tpuflow.pjrt.entries.devices as devices
+x = jax.jit(lambda x: x + 1)(1.0)
+def interrupted():
+    devices.collect = collect
+    raise KeyboardInterrupt
+collect, devices.collect = devices.collect, interrupted
+try:
+    jax.devices()[0].memory_stats()
+except jax.errors.JaxRuntimeError as error:
+    print("Ctrl-C" in str(error))
+print(jax.jit(lambda x: x + 2)(x))
+"""
+    assert run(environment, "-c", code)[0] == "True\n4.0\n"
+
+
 @pytest.mark.slow
 def test_a_second_process_compiles_nothing_and_none_of_six_ends_badly(environment, tmp_path):
     cached = environment | {

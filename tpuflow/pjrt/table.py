@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 from tpuflow.pjrt.cells import Args, Pointer, words
@@ -67,7 +69,7 @@ INFALLIBLE = frozenset(
 """What jaxlib asks of an executable that it has just been given, to abort the process if it is told an error: answered to the end."""
 
 UNHEARD = frozenset({"Device_MemoryStats"})
-"""What jaxlib asks without looking at errors: an interrupt in these is told to what it calls next."""
+"""What jaxlib asks now and then without looking at errors: an interrupt in these is told to what it calls next in the same call."""
 
 _HEAD = 5  # words: the table's size and extensions; the version's size, extensions, and two ints
 _Entry = ctypes.CFUNCTYPE(ctypes.c_void_p, Pointer)
@@ -191,20 +193,20 @@ def _guarded(name: str, function: Function) -> Callable[[Args], int | None]:
         try:
             if SHUTDOWN.begun and name not in INFALLIBLE:
                 SHUTDOWN.hold()
-            if _untold and name not in INFALLIBLE | UNHEARD and threading.current_thread() is threading.main_thread():
-                raise _untold.pop()
+            if _untold and name not in INFALLIBLE | UNHEARD:
+                _tell(_caller(sys._getframe().f_back))
             function(args)
         except BaseException as error:
-            return _told(error, name)
+            if name in UNHEARD and isinstance(error, KeyboardInterrupt):
+                _untold[:] = [(error, _caller(sys._getframe().f_back))]
+            return _told(error)
         return None
 
     return call
 
 
-def _told(error: BaseException, name: str) -> int:
+def _told(error: BaseException) -> int:
     """The handle of the `PJRT_Error` of an exception in an entry."""
-    if name in UNHEARD and isinstance(error, KeyboardInterrupt):
-        _untold.append(error)
     while True:
         try:
             return PjrtError(error).handle
@@ -212,8 +214,21 @@ def _told(error: BaseException, name: str) -> int:
             error = interrupt
 
 
-_untold: list[KeyboardInterrupt] = []
-"""Ctrl-C in entries of which nobody hears errors."""
+def _caller(frame: FrameType | None) -> tuple[int, int] | None:
+    """The call into jaxlib that an entry is part of; None if a thread of jaxlib's own makes it."""
+    return None if frame is None else (id(frame), frame.f_lasti)
+
+
+def _tell(caller: tuple[int, int] | None) -> None:
+    """Raise what an earlier entry of the same call could not tell; in another call it has been heard: only some ignore it."""
+    if caller is not None and threading.current_thread() is threading.main_thread():
+        error, where = _untold.pop()
+        if caller == where:
+            raise error
+
+
+_untold: list[tuple[KeyboardInterrupt, tuple[int, int] | None]] = []
+"""Ctrl-C in an entry of which perhaps nobody hears errors, and the call that it was in."""
 
 
 def _missing(name: str) -> Function:

@@ -252,17 +252,18 @@ class LaxArithmetic:
         """Halving trees, block after block; in any order where that cannot be seen, or native f32. in_memory: nothing computes `a` as it is
         reduced. from_zero: `start` is not -0, so that whether `a` sums to -0 or +0 cannot be seen. start: None for the identity of a native
         extreme."""
+        moved = in_memory and dtype != F16
+        if start is None:
+            return self._reduce_freely(op, a, axes, dtype, moved=moved)
         if a.size == 0:
-            assert start is not None
             return start
         rounds = dtype != F32 and op in ("add", "mul")
         if not dtype.is_float or not (rounds or self.bitexact):
             if op == "add" and dtype == F32:
                 found = summed(a, axes, from_zero=from_zero, in_memory=in_memory)
             else:
-                found = self._reduce_freely(op, a, axes, dtype, moved=in_memory and dtype != F16)
-            return found if start is None else self.binary(op, start, found, dtype)
-        assert start is not None
+                found = self._reduce_freely(op, a, axes, dtype, moved=moved)
+            return self.binary(op, start, found, dtype)
         block = block if op in ("add", "mul") else a.size  # of all others the order cannot be seen
         blocks = self._halve(op, self._in_blocks(op, a, axes, block, dtype), 1, dtype)  # [blocks, 1, kept...]
 

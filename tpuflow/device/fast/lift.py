@@ -15,6 +15,7 @@ from jax import lax
 from tpuflow.chips import CHIPS
 from tpuflow.device.fast import access, boxes
 from tpuflow.device.fast.access import Trips
+from tpuflow.device.fast.extremes import NOTHING, handed_on, is_number
 from tpuflow.device.fast.joined_stores import piece_at
 from tpuflow.device.fast.lax_reduce import summed
 from tpuflow.device.fast.lax_rounding import materialized
@@ -49,7 +50,7 @@ of: it asks of every operand of every operand whether it is the same for all ele
 
 def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
     """Elementwise instructions: their meaning applies to whole tensors as it stands."""
-    if (same := _handed_on(t, i)) is not None:
+    if not t.ar.bitexact and (same := handed_on(i, t.makers)) is not None:
         state.tiles[i.dst] = t.read(same, state)
         return
     values = [t.read(tile, state) for tile in i.reads()]
@@ -62,21 +63,6 @@ def _elementwise(t: Lifting, i: Any, trips: Trips, state: State) -> None:
     made = id(i), SPECIAL_WORK if i.cost(GENERIC, lambda tile: (1,)).element_ops > 1 else 1
     work = frozenset({made}).union(*(value.work for value in values))
     state.tiles[dst] = Virtual(i.meaning(t.ar, trips.trip(dst), *operands), batch, work=work, front=front)
-
-
-def _handed_on(t: Lifting, i: Instruction) -> Tile | None:
-    """The operand that a maximum with -infinity or a minimum with infinity is, natively; None if an instruction is neither."""
-    if t.ar.bitexact or not isinstance(i, vector.Binary) or i.op not in _NOTHING:
-        return None
-    return next((other for tile, other in ((i.a, i.b), (i.b, i.a)) if _is_number(t.makers(i, tile), _NOTHING[i.op])), None)
-
-
-_NOTHING = {"max": -math.inf, "min": math.inf}
-"""What an extreme of floats is that with."""
-
-
-def _is_number(makers: Sequence[Instruction], number: float) -> bool:
-    return bool(makers) and all(isinstance(maker, vector.Constant) and maker.value == number for maker in makers)
 
 
 def _splat(t: Lifting, i: vector.Constant | matrix.MatmulZero, trips: Trips, state: State) -> None:
@@ -181,9 +167,9 @@ def _reduce_into(t: Lifting, i: vector.ReduceInto, trips: Trips, state: State) -
 
 def _starts_at_nothing(t: Lifting, i: vector.ReduceInto) -> bool:
     """Whether an extreme starts from what it cannot be told from, natively."""
-    if t.ar.bitexact or i.op not in _NOTHING or (i.acc in t.carried and not t.folded):
+    if t.ar.bitexact or i.op not in NOTHING or (i.acc in t.carried and not t.folded):
         return False
-    return _is_number([maker for maker in t.makers(i, i.acc) if maker is not i], _NOTHING[i.op])
+    return is_number([maker for maker in t.makers(i, i.acc) if maker is not i], NOTHING[i.op])
 
 
 def _starts_at_zero(t: Lifting, i: vector.ReduceInto) -> bool:

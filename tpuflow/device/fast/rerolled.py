@@ -93,9 +93,10 @@ class _Rerolling:
         _require(bool(groups) and all(len(group) == 2 for group in groups.values()))
         windows = [(role, w) for i in self.instructions for role, w in i.windows()]
         _require({w.buffer for role, w in windows if role == "read"}.isdisjoint(w.buffer for role, w in windows if role == "write"))
-        origins = lambda n: [a.origin for a in _window(self.instructions[n]).axes]  # noqa: E731
-        first, second = zip(*(sorted(group, key=origins) for group in groups.values()), strict=True)
-        return list(zip(first, second, strict=True))
+        return [(first, second) for first, second in (sorted(group, key=self._origins) for group in groups.values())]
+
+    def _origins(self, n: int) -> list[int]:
+        return [a.origin for a in _window(self.instructions[n]).axes]
 
     def _match(self, n: int, other: int) -> None:
         """Match two instructions that do the same, and what made their operands."""
@@ -167,7 +168,9 @@ class _Rerolling:
 
     def _longer(self, tile: Tile, made: set[int]) -> Tile:
         """A tile as long as the instructions make it that write it."""
-        (axis,) = {self.axes.get(n) for n in made} if len({self.axes.get(n) for n in made}) == 1 else _refuse()
+        axes = {self.axes.get(n) for n in made}
+        _require(len(axes) == 1)
+        (axis,) = axes
         if axis is None:
             return tile
         _require(tile.axes[axis] == self.whole)
@@ -235,8 +238,4 @@ def _twice(axis: TileAxis) -> TileAxis:
 
 def _require(holds: bool) -> None:
     if not holds:
-        _refuse()
-
-
-def _refuse() -> Any:
-    raise CannotLift("the kernel does not do the same work twice")
+        raise CannotLift("the kernel does not do the same work twice")

@@ -11,12 +11,12 @@ import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from tpuflow.device.fast.extremes import Makers, handed_on, is_number
 from tpuflow.dtypes import BF16, F32
 from tpuflow.isa import dma, matrix, vector
 from tpuflow.isa.instruction import Instruction, Tile
 
 Readers = Callable[[Instruction], Sequence[Instruction]]
-Makers = Callable[[Instruction, Tile], Sequence[Instruction]]
 
 
 class Role(enum.Enum):
@@ -72,8 +72,7 @@ class _Softmax:
                 if self._is_difference(r, own):
                     found.append(r)
                     continue
-                same = isinstance(r, vector.Binary) and r.op == "max" and self._is_number(r, r.a if r.b == own else r.b, -math.inf)
-                if not same and not _stretches_rows(r):
+                if handed_on(r, self._makers) != own and not _stretches_rows(r):
                     return None
                 made.append(r)
         return found
@@ -100,11 +99,7 @@ class _Softmax:
         return bool(makers) and all(map(has_sum, makers))
 
     def _starts_at(self, i: vector.ReduceInto, number: float) -> bool:
-        return self._is_number(i, i.acc, number)
-
-    def _is_number(self, reader: Instruction, tile: Tile, number: float) -> bool:
-        makers = self._makers(reader, tile)
-        return len(makers) == 1 and isinstance(makers[0], vector.Constant) and str(float(makers[0].value)) == str(number)
+        return is_number(self._makers(i, i.acc), number)
 
     def _is_plain(self) -> bool:
         """Whether a row is loaded, or made by operations that YNNPACK takes with the softmax: what is selected is written first, and
