@@ -15,7 +15,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.accuracy import Modelled, cases_of_rows, curves_of, curves_of_rows, measured_rows, measured_seconds, modelled, read, write
+from bench.accuracy import (
+    Modelled,
+    cases_of_rows,
+    curves_of,
+    curves_of_rows,
+    measured_rows,
+    measured_seconds,
+    modelled,
+    read,
+    run,
+    write,
+)
 from bench.measured import SUNK
 from bench.recorded import table
 from bench.transformers import PUBLISHED
@@ -169,7 +180,7 @@ def lines(known: dict[str, Row], found: dict[str, Modelled]) -> list[Line]:
 
 def _curve(row_id: str, row: Row, figures: Modelled) -> Curve:
     """A transformer's time over the constants, only compared."""
-    return Curve(Measurement(row_id, "transformers", row.chip, row.measured, fitted=False), figures.times, figures.slopes)
+    return figures.of(Measurement(row_id, "transformers", row.chip, row.measured, fitted=False))
 
 
 # --- the page
@@ -187,6 +198,8 @@ def page(sent: Sequence[Sent], steps: Sequence[Line], missing: Sequence[str] = (
             f"{_median(x.error for x in parallel):.1%}**, with the model left out of the fit "
             f"{_median(x.left_out_error for x in parallel):.1%} ({len(parallel)} rows), **transformers",
             f"{_median(x.error for x in transformers):.1%}** ({len(transformers)} rows, none of them in the fit).",
+            "",
+            _all_of_grade_a(transformers),
             "",
             *ABOUT_COLLECTIVES,
             "",
@@ -210,6 +223,18 @@ def page(sent: Sequence[Sent], steps: Sequence[Line], missing: Sequence[str] = (
             *ABOUT_SIZE,
             "",
         ]
+    )
+
+
+def _all_of_grade_a(transformers: Sequence[Line]) -> str:
+    """What the page says of all steps that are fully specified, whichever page has them."""
+    graded = {row_id for row_id, row in measured_rows().items() if "q=A" in row["extra"]}
+    errors = [(line.error, line.left_out) for line in run(stored=True)[1] if line.row["id"] in graded and line.left_out is not None]
+    errors += [(line.error, line.left_out_error) for line in transformers if line.row_id in graded]
+    of, out = (_median(found) for found in zip(*errors, strict=True))
+    return (
+        f"All {len(errors)} rows of grade A whose family has a fit, these and those of [accuracy.md](accuracy.md): **{of:.1%}**, with the\n"
+        f"model left out of the fit **{out:.1%}**."
     )
 
 

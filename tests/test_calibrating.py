@@ -10,21 +10,24 @@ import jax.numpy as jnp
 import pytest
 
 import tpuflow
+from models.mlp import MLP
 from tpuflow import cli
 from tpuflow.chips import CHIPS, get_chip
 from tpuflow.compiler import compile_function
 from tpuflow.device.timing import Calibration, calibration, get_calibration, time_program
 from tpuflow.device.timing.calibration import family_of
 from tpuflow.device.timing.fits import FITS
+from tpuflow.device.timing.program import sink_time
 from tpuflow.errors import ConfigError
 from tpuflow.estimating.calibrating import (
     FITTED,
     HBM_SHARE,
-    KERNEL_TRIED,
+    INPUT_TRIED,
     USUAL,
     Curve,
     Fit,
     Measurement,
+    curve,
     fit_curves,
     leave_one_model_out,
 )
@@ -77,21 +80,53 @@ def test_rows_that_are_far_off_do_not_pull_on_the_constants():
 
 
 def test_a_family_with_three_constants_gets_them_back():
-    true = {"kernel_seconds": KERNEL_TRIED[40], "step_seconds": 8e-4, "hbm_share": 0.7}
+    true = {"step_seconds": 8e-4, "hbm_share": 0.7, "input_bytes_per_second": INPUT_TRIED[30]}
     rows = []
     for n in range(18):
-        base, moved, kernels = 1e-3 * (n % 5), 1e-3 * (n % 7), 50.0 * (n % 4) + 5.0
+        base, moved, made = 1e-3 * (n % 5), 1e-3 * (n % 7), 2e7 * (n % 4)
         times = tuple(base + moved / share for share in HBM_SHARE.modelled)
-        row = Curve(Measurement(f"m{n % 3}", f"m{n % 3}", get_chip("ascend910"), 1.0), times, (kernels, 1.0))
+        row = Curve(Measurement(f"m{n % 3}", f"m{n % 3}", get_chip("ascend910"), 1.0), times, (1.0,), made, 1e-4)
         rows.append(replace(row, measurement=replace(row.measurement, seconds=row.seconds(true))))
     assert fit_curves(rows).constants == pytest.approx(true)
-    with pytest.raises(ConfigError, match="17 rows for 3 constants .*kernel_seconds, step_seconds, hbm_share.* at least 18"):
+    with pytest.raises(ConfigError, match="17 rows for 3 constants .*step_seconds, hbm_share, input_bytes_per_second.* at least 18"):
         fit_curves(rows[:17])
+
+
+def test_no_input_pipeline_is_slower_than_one_that_was_measured():
+    """Where most rows were fed at half the rate of one: that one was fed as fast as it was."""
+    rows, fast = [], INPUT_TRIED[50]
+    for n in range(18):
+        made, rate = 2e7 * (n + 1), fast if n == 4 else fast / 2
+        times = tuple(1e-4 + 1e-4 * (n % 7) / share for share in HBM_SHARE.modelled)
+        rows.append(Curve(Measurement(f"m{n % 3}", f"m{n % 3}", get_chip("ascend910"), made / rate), times, (1.0,), made))
+    assert fit_curves(rows).constants["input_bytes_per_second"] == fast
+    assert fit_curves([*rows[:4], *rows[5:], rows[0]]).constants["input_bytes_per_second"] == pytest.approx(fast / 2, rel=0.02)
+
+
+@pytest.mark.parametrize("chip", ["ascend910", "tpu-v3"])
+@pytest.mark.parametrize("rate", [1.0, 3e6, 1e12])
+@pytest.mark.parametrize("rows", [2, 64])
+def test_a_curve_has_the_time_that_the_model_has(chip: str, rate: float, rows: int):
+    """Of a sunk training step, which waits for its data or does not, under any of the constants that are fitted for the chip."""
+    batch = jax.ShapeDtypeStruct((rows, 28, 28), jnp.float32), jax.ShapeDtypeStruct((rows,), jnp.int32)
+    program = tpuflow.estimate_training(MLP(), batch, chip=chip, sink_size=7).program
+    found = Curve(Measurement("mlp", "mlp", get_chip(chip), 1.0), *curve(program, 7))
+    fitted = FITTED.get(get_chip(chip).family, USUAL).tried
+    values = {"kernel_seconds": 3e-6, "step_seconds": 2e-4, "hbm_share": HBM_SHARE.modelled[1], "input_bytes_per_second": rate}
+    constants = {name: value for name, value in values.items() if name in fitted}
+    timed = sink_time(program, 7, calibration=Fit(constants, 0, 0, 0).calibration(get_chip(chip).family))
+    assert found.seconds(constants) == pytest.approx(timed.seconds / 7, rel=1e-6)
 
 
 def test_six_rows_are_needed_for_each_constant():
     with pytest.raises(ConfigError, match="11 rows for 2 constants .* at least 12"):
         fit_curves(curves()[:11])
+
+
+def test_rows_of_one_model_say_nothing_of_another():
+    rows = [replace(c, measurement=replace(c.measurement, model="mine")) for c in curves()]
+    with pytest.raises(ConfigError, match="all 12 rows are of 'mine'; give rows of another model"):
+        fit_curves(rows)
 
 
 def test_every_time_says_on_which_chip_and_which_fit_it_stands(tmp_path: Path):
@@ -109,7 +144,7 @@ def test_every_time_says_on_which_chip_and_which_fit_it_stands(tmp_path: Path):
 def test_a_chip_has_no_constant_that_is_fitted():
     fitted = {f.name for f in fields(Calibration)} - {"family"}
     assert not fitted & {f.name for f in fields(tpuflow.Chip)}
-    assert {name for constants in (USUAL, *FITTED.values()) for name in constants.names} <= fitted
+    assert {name for constants in (USUAL, *FITTED.values()) for name in constants.tried} <= fitted
 
 
 @pytest.mark.parametrize("chip", CHIPS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,19 @@ def test_what_would_help_is_estimated_and_not_guessed():
         assert option.helps(verdict.cost) == any(what in line for line in verdict.advice) == all(what not in t for t in verdict.tried)
     assert "host's share" in flat(verdict) and "HBM traffic" in flat(verdict)
     assert options(verdict)["policy bf16"].helps(verdict.cost) and not options(verdict)["policy mixed"].helps(verdict.cost)
+
+
+def test_an_input_pipeline_that_the_chip_waits_for_is_named_with_what_it_would_have_to_make():
+    slow, quick = (tpuflow.Calibration(input_bytes_per_second=rate) for rate in (1e7, 1e15))
+    verdict = tpuflow.check(MLP(), BATCH, chip="tpu-v3", compare=(), calibration=slow)
+    (option,) = (option for option in verdict.options if "input pipeline" in option.what)
+    found = tpuflow.estimate_training(MLP(), BATCH, chip="tpu-v3", calibration=tpuflow.Calibration())
+    batch = sum(math.prod(x.shape) * x.dtype.itemsize for x in BATCH)
+    assert option.what == f"an input pipeline that makes {batch / found.step_seconds / 1e9:.2f} GB/s"
+    assert option.cost.seconds == found.step_seconds and "it is assumed to make 0.01" in option.note
+    assert next(iter(verdict.as_dict()["bounds"])) == "waiting for data" and option.helps(verdict.cost)
+    for other in (quick, tpuflow.Calibration()):
+        assert not any("input" in what for what in options(tpuflow.check(MLP(), BATCH, chip="tpu-v3", compare=(), calibration=other)))
 
 
 def test_a_sink_that_hides_the_host_is_left_as_it_is():

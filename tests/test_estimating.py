@@ -150,6 +150,23 @@ def test_every_step_pays_what_its_chip_needs_between_steps_sunk_or_not():
     assert other.time.seconds - one.time.seconds == pytest.approx(1e-3)
 
 
+def test_a_step_takes_no_less_than_the_input_pipeline_takes_for_its_batch():
+    """Which works beside the step before: the longer one counts."""
+    slow = tpuflow.Calibration(input_bytes_per_second=1e6)
+    made = 64 * (28 * 28 + 1) * 4 / 1e6
+    for sink in (0, 1, 10):
+        free, fed = (
+            tpuflow.estimate_training(MLP(), (IMAGES, LABELS), chip="tpu-v3", sink_size=sink, calibration=c)
+            for c in (tpuflow.Calibration(), slow)
+        )
+        body = fed.time.device_seconds / max(1, sink)
+        assert free.time.feed_picoseconds == 0 and body < made
+        assert fed.time.feed_picoseconds * 1e-12 / max(1, sink) == pytest.approx(made - body, rel=1e-3)
+        quick = tpuflow.Calibration(input_bytes_per_second=made / body * 1e6 * 2)
+        again = tpuflow.estimate_training(MLP(), (IMAGES, LABELS), chip="tpu-v3", sink_size=sink, calibration=quick)
+        assert again.time.picoseconds == free.time.picoseconds
+
+
 def test_a_longer_sink_hides_the_host():
     seconds = [tpuflow.estimate_training(MLP(), (IMAGES, LABELS), chip="tpu-v3", sink_size=n).step_seconds for n in (0, 1, 10, 100)]
     assert seconds[0] == seconds[1] > seconds[2] > seconds[3]

@@ -246,3 +246,14 @@ def test_f32_products_on_a_chip_without_them_are_said_to_be_narrowed(chip: str, 
     assert f"f32 products enter the arrays of {chip} as {kind}, in 1 pass" in time_program(f32).summary()
     assert not time_program(f16).narrowed
     assert not time_program(compiled(KERNELS["matmul"], (64, 64), get_chip("generic"))).narrowed
+
+
+def test_the_input_pipeline_makes_what_the_host_sends_and_not_what_it_takes():
+    """A loop of which each trip takes an array from the host and gives one back."""
+    program, trips, sent, rate = programs.feed_program((10, 20)), 5, 10 * 20 * 4, 1e6
+    (place,) = (place for place, block in walk(program.code) if isinstance(block, Loop))
+    free, slow = (time_program(program, {place: trips}, calibration=Calibration(input_bytes_per_second=r)) for r in (0.0, rate))
+    busy = free.device_picoseconds // trips
+    over_link = round(2 * sent / program.chip.host_bytes_per_second * PICOSECONDS)
+    assert free.feed_picoseconds == trips * max(0, over_link - busy) and free.feed_bytes == slow.feed_bytes == 2 * trips * sent
+    assert slow.feed_picoseconds == trips * (round(sent / rate * PICOSECONDS) - busy)

@@ -12,13 +12,14 @@ from typing import Any
 from tpuflow.chips.chip import Chip
 from tpuflow.device.timing.collectives import LinkQueue, collective_row
 from tpuflow.device.timing.copies import CopyQueue, CopyRow, HostQueue, copy_row
+from tpuflow.device.timing.feeds import feed_of
 from tpuflow.device.timing.prices import PICOSECONDS, picoseconds
-from tpuflow.device.timing.program import call_wait, fed_wait, is_fed
+from tpuflow.device.timing.program import call_wait
 from tpuflow.device.timing.record import Event, record
 from tpuflow.device.timing.result import KernelRow
 from tpuflow.isa.collectives import Await, Collective
 from tpuflow.isa.instruction import QUEUES
-from tpuflow.isa.program import Block, CallHost, Copy, Infeed, Kernel, Loop, Outfeed, Switch, While
+from tpuflow.isa.program import Block, CallHost, Copy, Kernel, Loop, Switch, While
 from tpuflow.reports.files import write_json
 from tpuflow.reports.memory import MIB
 from tpuflow.reports.profile import Profile, place_in
@@ -218,14 +219,12 @@ class _Tracer:
 
     def _fed(self, body: Sequence[Block], start: int) -> None:
         """The host sends the next trip's data while this one runs; what it takes longer, the chip waits."""
-        program = self.profile.program
-        ports = [(program.infeeds if isinstance(b, Infeed) else program.outfeeds)[b.port] for b in body if isinstance(b, Infeed | Outfeed)]
-        moved, machine = sum(p.dtype.bytes * _elems(p.shape) for p in ports), self.profile.time.machine
-        if not is_fed(body):
+        feed, machine = feed_of(self.profile.program, body), self.profile.time.machine
+        if feed is None:
             return
-        self._event(HOST, FEED, "next batch", start, picoseconds(moved / machine.chip.host_bytes_per_second), {"bytes": moved})
-        if wait := fed_wait(machine, moved, self.now - start):
-            self._event(CHIP, KERNELS, "wait for infeed", self.now, wait, {"bytes": moved})
+        self._event(HOST, FEED, "next batch", start, picoseconds(feed.seconds(machine)), {"bytes": feed.bytes})
+        if wait := feed.wait(machine, self.now - start):
+            self._event(CHIP, KERNELS, "wait for infeed", self.now, wait, {"bytes": feed.bytes})
             self.now += wait
 
     def _kernel(self, kernel: Kernel, place: str) -> None:
@@ -285,10 +284,3 @@ def _bounded(events: Sequence[Event]) -> tuple[Event, ...]:
         first = rest.get(e.queue, e)
         rest[e.queue] = Event(e.queue, first.begin, max(first.end, e.end), repeats=True)
     return (*events[:TILES], *rest.values())
-
-
-def _elems(shape: Sequence[int]) -> int:
-    n = 1
-    for size in shape:
-        n *= size
-    return n

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -156,6 +157,20 @@ def loop_option(e: Estimate) -> Option | None:
     saved = e.time.launch_picoseconds / PICOSECONDS * (1 - 1 / steps)
     note = f"the host's round trip is {_host_share(e.time):.0%} of a call"
     return Option(f"{steps} calls in one round trip (tpuflow.sink)", dataclasses.replace(now, seconds=now.seconds - saved), note)
+
+
+def input_option(e: Estimate) -> Option | None:
+    """An input pipeline as fast as the host's link; None if the one that is assumed holds up no step by much, or there is none."""
+    assumed = e.time.calibration.input_bytes_per_second
+    if not e.program.infeeds or not assumed:
+        return None
+    calibration = dataclasses.replace(e.time.calibration, input_bytes_per_second=0.0)
+    found = dataclasses.replace(e, time=sink_time(e.program, e.steps, calibration=calibration))
+    if _saved(found.step_seconds, e.step_seconds) < WORTHWHILE:
+        return None
+    batch = sum(math.prod(port.shape) * port.dtype.bytes for port in e.program.infeeds)
+    needed = f"an input pipeline that makes {batch / found.step_seconds / 1e9:.2f} GB/s"
+    return Option(needed, Cost.of(found), f"it is assumed to make {assumed / 1e9:.2f}; each batch has {size_text(batch)}")
 
 
 def _host_share(time: ProgramTime) -> float:

@@ -17,7 +17,7 @@ from tpuflow.numerics.functions import measure_function
 from tpuflow.numerics.report import NumericsReport
 from tpuflow.stages.nnx_objects import jit_of
 from tpuflow.stages.staging import Target, as_array
-from tpuflow.verdict.options import Option, donation_option, loop_option, sink_option
+from tpuflow.verdict.options import Option, donation_option, input_option, loop_option, sink_option
 
 Policy = str | amp.Policy | None
 NUMERIC_STEPS = 3
@@ -70,9 +70,9 @@ class Training:
         return estimate_training(self.model, shapes, policy or REFERENCE, chip=self.chip, calibration=self.calibration, **self.settings)
 
     def options(self, found: Estimate | None, policy: Policy) -> Iterator[Option]:
-        """A larger sink; a step's state is given away anyway."""
-        if found is not None and (option := sink_option(found)):
-            yield option
+        """A larger sink, a faster input pipeline; a step's state is given away anyway."""
+        if found is not None:
+            yield from filter(None, (sink_option(found), input_option(found)))
 
     def has_data(self) -> bool:
         """Whether the batch is of arrays."""

@@ -21,9 +21,11 @@ class Calibration:
     """What the timing model takes from measurements, for the chips of a family.
 
     `kernel_seconds` go by between kernels, `step_seconds` before a step has its next batch, however small (in every trip of a loop that the
-    host feeds, and in a launch without one). `hbm_share` and `matrix_share` are the shares of the chip's HBM bandwidth and of its matrix
-    peak that are sustained, at most 1; where one is 0, the row's own (`hbm_efficiency`, `matrix_efficiency`) stands. `fit` says from what
-    they are and how well they suit; every printed time says it again. `family`: the chips that it is for, by `family_of`; "" is any.
+    host feeds, and in a launch without one). `input_bytes_per_second` is how fast the host's input pipeline makes the batches of a chip,
+    beside the step before; 0: as fast as they go over the host's link. `hbm_share` and `matrix_share` are the shares of the chip's HBM
+    bandwidth and of its matrix peak that are sustained, at most 1; where one is 0, the row's own (`hbm_efficiency`, `matrix_efficiency`)
+    stands. `fit` says from what they are and how well they suit; every printed time says it again. `family`: the chips that it is for, by
+    `family_of`; "" is any.
 
     Raises:
       ConfigError: a share is not from 0 to 1: a chip would be faster than its peak.
@@ -31,6 +33,7 @@ class Calibration:
 
     kernel_seconds: float = 1.0e-6
     step_seconds: float = 0.0
+    input_bytes_per_second: float = 0.0
     hbm_share: float = 0.0
     matrix_share: float = 0.0
     fit: str = UNCALIBRATED
@@ -52,9 +55,11 @@ class Calibration:
 SHARES: Mapping[str, str] = {"hbm_share": "hbm_efficiency", "matrix_share": "matrix_efficiency"}
 """Shares of a peak, and the efficiencies of a chip's row whose place they take."""
 
-ASSUMED: Mapping[str, Calibration] = {"sophgo": Calibration(kernel_seconds=0.55e-6, family="sophgo")}
-"""By family, where nothing was fitted: between two kernels of a Sophgo processor as long as its launch, 0.25 us and 0.3 us to synchronise
-(torch-tpu's tools/examples/tpu.json)."""
+_ONE_LAUNCH = 0.55e-6
+"""Between two kernels of a Sophgo processor: its launch, 0.25 us, and 0.3 us to synchronise (torch-tpu's tools/examples/tpu.json)."""
+ASSUMED: Mapping[str, Calibration] = {family: Calibration(kernel_seconds=_ONE_LAUNCH, family=family) for family in ("sophgo", "ascend")}
+"""By family, what is not fitted. On the Ascend the whole graph is on the chip, which starts one operator after the other; what that takes
+is not published, and no fit that had it free found more than the least that it tried, 0.5 us."""
 
 
 def family_of(chip: Chip) -> str:
@@ -65,8 +70,12 @@ def family_of(chip: Chip) -> str:
 def calibration_of(chip: Chip) -> Calibration:
     """The calibration that tpuflow has for a chip: fitted to its family's published times, or assumed."""
     family = family_of(chip)
-    fitted = FITS.get(family)
-    return ASSUMED.get(family, Calibration(family=family)) if fitted is None else Calibration(**fitted, family=family)
+    return replace(assumed(family), **FITS.get(family, {}))
+
+
+def assumed(family: str) -> Calibration:
+    """The calibration of a family before anything is fitted."""
+    return ASSUMED.get(family, Calibration(family=family))
 
 
 def get_calibration(calibration: str | os.PathLike[str] | Calibration) -> Calibration:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import assert_never
@@ -11,6 +10,7 @@ from typing import assert_never
 from tpuflow.device.timing.calibration import Calibration, Machine
 from tpuflow.device.timing.collectives import CollectiveRow, LinkQueue, collective_row
 from tpuflow.device.timing.copies import CopyQueue, CopyRow, HostQueue, copy_row
+from tpuflow.device.timing.feeds import feed_of
 from tpuflow.device.timing.grid import grid_time, plan_grid
 from tpuflow.device.timing.prices import DRAW, LOCAL, MOVE, VECTOR, Clock, PricedKernel, Table, picoseconds, price
 from tpuflow.device.timing.result import NOTHING, KernelRow, KernelTime, ProgramTime, Work
@@ -80,22 +80,10 @@ def sink_time(program: Program, steps: int, round_trips: int = 1, calibration: C
     return time_program(program, dict.fromkeys(places, steps), round_trips, calibration)
 
 
-def fed_wait(machine: Machine, moved_bytes: int, busy: int) -> int:
-    """Picoseconds for which a trip of a loop that the host feeds waits for its data: sending them takes place while the trip before it is
-    `busy`, also picoseconds; what it takes longer, and handing them over, does not."""
-    sending = picoseconds(moved_bytes / machine.chip.host_bytes_per_second)
-    return picoseconds(machine.calibration.step_seconds) + max(0, sending - busy)
-
-
 def call_wait(machine: Machine, function: HostFunction) -> int:
     """Picoseconds for which the chip waits for what the host answers: what crosses its link, and a round trip of the host, which is taken
     to be as long as that of a launch; what the function itself takes is not known."""
     return picoseconds(function.bytes / machine.chip.host_bytes_per_second + machine.chip.launch_seconds)
-
-
-def is_fed(body: Sequence[Block]) -> bool:
-    """Whether every trip of a loop talks to the host."""
-    return any(isinstance(block, Infeed | Outfeed) for block in body)
 
 
 @dataclass
@@ -264,9 +252,9 @@ class _BlockTimes:
             case Loop():
                 times = self._trips(place, block)
                 body = self.blocks(block.body, f"{place}.body.", count * times)
-                if is_fed(block.body):
+                if feed := feed_of(self.program, block.body):
                     self.fed = True
-                    body.feed += fed_wait(self.machine, body.feed_bytes, body.device)
+                    body.feed += feed.wait(self.machine, body.device)
                 total.add(body, times)
             case While():
                 times = self._given(place, 1, "a while loop counted as one trip")
@@ -274,10 +262,6 @@ class _BlockTimes:
                 total.add(self.blocks(block.body, f"{place}.body.", count * times), times)
             case Switch():
                 total.add(self._branch(block, place, count), 1)
-            case Infeed() | Outfeed():
-                ports = self.program.infeeds if isinstance(block, Infeed) else self.program.outfeeds
-                port = ports[block.port]
-                total.feed_bytes += math.prod(port.shape) * port.dtype.bytes
             case Collective():
                 here.links.start(block.semaphore, collective_row(self.program, block, place, count), total.device)
             case Copy():
@@ -288,6 +272,9 @@ class _BlockTimes:
                 here.wait(block.semaphore)
             case CallHost():
                 total.feed += call_wait(self.machine, self.program.functions[block.function])
+            case Infeed() | Outfeed():
+                feed = feed_of(self.program, (block,))
+                total.feed_bytes += feed.bytes if feed else 0
             case Position():
                 pass
             case _:
