@@ -180,8 +180,17 @@ BAD_CALIBRATIONS = {
     "a negative number": ("hbm_share = -0.5", "not negative"),
     "more than a peak": ("matrix_share = 1.25", "matrix_share is 1.25; expected a share of the chip's peak, from 0 to 1"),
     "no number": ("step_seconds = nan", "finite"),
+    "on no chip": ('base = "tpu-v33"', "base: unknown chip 'tpu-v33'. Did you mean 'tpu-v3'?"),
+    "on a number": ("base = 3", "base: unknown chip '3'"),
     "no toml": ("kernel_seconds", "Give a readable TOML file with the fields of tpuflow.Calibration"),
 }
+
+
+def test_a_file_on_the_base_of_a_chip_says_only_what_differs(tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "tpu-v3"\ninput_bytes_per_second = 250e6\n')
+    own, found = calibration.calibration_of(get_chip("tpu-v3")), get_calibration(path)
+    assert found == replace(own, input_bytes_per_second=250e6, fit=f"mine.toml, else {own.fit}")
 
 
 @pytest.mark.parametrize("case", BAD_CALIBRATIONS)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from tpuflow.chips.catalog import CHIPS
 from tpuflow.chips.chip import Chip
 from tpuflow.chips.toml import from_mapping, read_toml
-from tpuflow.errors import unknown
+from tpuflow.errors import ConfigError, unknown
 
 BASE = "base"
 FITTED = "Constants that are fitted (kernel_seconds, hbm_share, ...) belong in a calibration's file: docs/timing.md."
@@ -33,7 +34,20 @@ def get_chip(chip: str | Path | Chip) -> Chip:
 
 def _from_toml(path: Path) -> Chip:
     row = read_toml(path, "chip", "tpuflow.Chip")
-    base = row.pop(BASE, None)
-    start = {} if base is None else dataclasses.asdict(get_chip(base))
-    row = {**start, "name": path.stem, "source": f"{path.name}{f', on {base}' if base else ''}", **row}
+    base = base_of(row, path)
+    start = {} if base is None else dataclasses.asdict(base)
+    row = {**start, "name": path.stem, "source": f"{path.name}{f', on {base.name}' if base else ''}", **row}
     return from_mapping(Chip, row, str(path), "chip", unknown=FITTED, missing=f'Give them, or a row to start from: {BASE} = "generic".')
+
+
+def base_of(row: dict[str, Any], path: Path) -> Chip | None:
+    """The chip that a TOML file's row starts from; its field is taken out of the row. None without one.
+
+    Raises:
+      ConfigError: it is no chip.
+    """
+    base = row.pop(BASE, None)
+    try:
+        return None if base is None else get_chip(base)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {BASE}: {error}") from error

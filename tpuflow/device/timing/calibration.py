@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tpuflow.chips.chip import Chip
+from tpuflow.chips.lookup import base_of
 from tpuflow.chips.toml import from_mapping, read_toml
 from tpuflow.device.timing.fits import FITS
 from tpuflow.errors import ConfigError
@@ -79,16 +81,21 @@ def assumed(family: str) -> Calibration:
 
 
 def get_calibration(calibration: str | os.PathLike[str] | Calibration) -> Calibration:
-    """A `Calibration` as it is, or that of a .toml file with its fields at the top level, as `tpuflow calibrate -o` writes it.
+    """A `Calibration` as it is, or that of a .toml file with its fields at the top level, as `tpuflow calibrate -o` writes it. With
+    `base = "tpu-v4"` a file needs only the fields that differ from what tpuflow has for that chip.
 
     Raises:
-      ConfigError: the file cannot be read, or a field is unknown, of another type, or not a possible number.
+      ConfigError: the file cannot be read, or a field is unknown, of another type, or not a possible number; the base is no chip.
     """
     if isinstance(calibration, Calibration):
         return calibration
     path = Path(calibration)
     row = read_toml(path, "calibration", "tpuflow.Calibration")
-    return from_mapping(Calibration, {"fit": f"calibrated by {path.name}", **row}, str(path), "calibration")
+    start: dict[str, Any] = {"fit": f"calibrated by {path.name}"}
+    if base := base_of(row, path):
+        own = calibration_of(base)
+        start = {**asdict(own), "fit": f"{path.name}, else {own.fit}"}
+    return from_mapping(Calibration, start | row, str(path), "calibration")
 
 
 @dataclass(frozen=True, slots=True)
