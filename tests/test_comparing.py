@@ -118,6 +118,35 @@ def test_what_an_instruction_moves(module: Module, place: tuple[str, str], expec
     assert moved(module, place[0], module.op(*place)) == expected
 
 
+PADDED = """HloModule jit_padded, is_scheduled=true
+
+ENTRY %main (x: {array}) -> {array} {{
+  %x = {array} parameter(0)
+  ROOT %y = {array} negate(%x)
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("array", "padded"),
+    [
+        ("f32[32,56,56,64]{3,0,2,1:T(8,128)}", 32 * 56 * 56 * 128 * 4),
+        ("bf16[128,56,56,64]{0,3,2,1:T(8,128)(2,1)}", 128 * 56 * 56 * 64 * 2),
+        ("bf16[3,200]{1,0:T(8,128)(2,1)}", 8 * 256 * 2),
+        ("f32[100]{0:T(256)}", 256 * 4),
+        ("f32[3,200]{1,0:T(8,128)S(1)}", 3 * 200 * 4),
+        ("f32[3,200]{1,0}", 3 * 200 * 4),
+        ("f32[0,200]{1,0:T(8,128)}", 0),
+        ("f32[]{:T(128)}", 4),
+    ],
+)
+def test_layouts_pad_what_does_not_fill_their_tiles(array: str, padded: int):
+    """In HBM; what stays on the chip is not counted."""
+    found = moved(parse(PADDED.format(array=array)), "main", parse(PADDED.format(array=array)).op("main", "y"))
+    plain = found.hbm + found.vmem
+    assert found.padding == 2 * padded - plain
+
+
 SPACES = """HloModule jit_spaces, is_scheduled=true
 
 ENTRY %main (x: f32[64,128], y: f32[8,128]) -> f32[64,128] {

@@ -181,6 +181,7 @@ def _vendor_work(module: Module, chip: Chip) -> list[tuple[Place, Work]]:
             cmem_bytes=times * each.cmem,
             smem_bytes=times * each.smem,
             host_bytes=times * each.host,
+            padding_bytes=times * each.padding,
             product_seconds=times * (op.cycles or 0) / chip.clock_hz,
         )
         found.append(((layer.path or OUTSIDE, layer.phase), Work(op.name, op.source, costs)))

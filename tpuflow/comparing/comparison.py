@@ -23,7 +23,7 @@ BESIDE_HBM: Mapping[str, tuple[str, str]] = {
     "host_bytes": ("the host's memory", "to and from the host"),
 }
 """Other memories than HBM, by the fields of `KernelCosts`: their names, and the rows of the totals, which are left out where both sides
-would say 0.00 MB."""
+would say 0.00 MB, as that of padding is."""
 FAR = 99
 """Larger ratios are printed as ">99"."""
 _NUMBER = re.compile(r"_\d+(?=/|$)")
@@ -32,7 +32,8 @@ _NUMBER = re.compile(r"_\d+(?=/|$)")
 @dataclass(frozen=True, slots=True)
 class KernelCosts:
     """The cost of kernels: executions; bytes to and from HBM, and the part of these that is prefetched; bytes of operands and results that
-    stay in VMEM, CMEM or SMEM between kernels; bytes to and from the host's memory; the time of products and convolutions."""
+    stay in VMEM, CMEM or SMEM between kernels; bytes to and from the host's memory; what layouts add to the bytes to and from HBM, since
+    they have whole tiles; the time of products and convolutions."""
 
     kernels: int = 0
     hbm_bytes: int = 0
@@ -41,6 +42,7 @@ class KernelCosts:
     cmem_bytes: int = 0
     smem_bytes: int = 0
     host_bytes: int = 0
+    padding_bytes: int = 0
     product_seconds: float = 0.0
 
     def __add__(self, other: KernelCosts) -> KernelCosts:
@@ -115,9 +117,9 @@ class LayerRow:
 class Comparison(PlainData):
     """`tpuflow.compare`'s answer: both compiles in all and by layer, the largest difference first; `str` prints it.
 
-    Bytes are those of arrays without padding. Times of products are modelled on our side, and on theirs the cycles that XLA:TPU expects
-    over the chip's clock, of one of `devices_a_chip` devices. `uncounted`: loops of theirs of unknown length, which count as one trip.
-    `mesh`: its axes, of a step on several chips; then everything is of one of them.
+    Bytes are those of arrays without padding; what theirs have of it in HBM is `padding_bytes`. Times of products are modelled on our
+    side, and on theirs the cycles that XLA:TPU expects over the chip's clock, of one of `devices_a_chip` devices. `uncounted`: loops of
+    theirs of unknown length, which count as one trip. `mesh`: its axes, of a step on several chips; then everything is of one of them.
     """
 
     name: str
@@ -170,10 +172,11 @@ class Comparison(PlainData):
     def _totals(self) -> list[str]:
         a, b = self.ours.costs, self.theirs.costs
         kept = [(title, getattr(a, name), getattr(b, name), _megabytes) for name, (_, title) in BESIDE_HBM.items()]
+        padded = [("  padding beside it", a.padding_bytes, b.padding_bytes, _megabytes)]
         rows = (
             ("HBM traffic", a.hbm_bytes, b.hbm_bytes, _megabytes),
             ("  while others run", a.prefetched_bytes, b.prefetched_bytes, _megabytes),
-            *(row for row in kept if _in_sight(row[1]) or _in_sight(row[2])),
+            *(row for row in (*padded, *kept) if _in_sight(row[1]) or _in_sight(row[2])),
             ("arguments", self.ours.argument_bytes, self.theirs.argument_bytes, _megabytes),
             ("temporaries", self.ours.temp_bytes, self.theirs.temp_bytes, _megabytes),
             ("kernels", a.kernels, b.kernels, str),

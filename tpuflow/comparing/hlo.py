@@ -78,6 +78,16 @@ class Array:
     lengths: tuple[int, ...] = field(default=(), compare=False)
     tile: tuple[int, ...] = field(default=(), compare=False)
 
+    @property
+    def padding(self) -> int:
+        """The bytes that its layout adds: whole tiles, also at the ends."""
+        tiled = self.lengths[-len(self.tile) :] if self.tile else ()
+        if not self.bytes or not tiled:
+            return 0
+        cut = self.tile[-len(tiled) :]
+        whole = math.prod(-(-n // t) * t for n, t in zip(tiled, cut, strict=True))
+        return self.bytes * whole // math.prod(tiled) - self.bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Windows:

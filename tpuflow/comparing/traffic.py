@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpuflow.comparing.hlo import CUTS, STARTS, Array, Module, Op, Space
 from tpuflow.comparing.windows import times_read
@@ -11,7 +11,8 @@ from tpuflow.comparing.windows import times_read
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The bytes that one execution of an instruction moves, by memory space; `prefetched`: HBM bytes of asynchronous copies."""
+    """The bytes that one execution of an instruction moves, by memory space; `prefetched`: HBM bytes of asynchronous copies; `padding`:
+    HBM bytes beside these, since layouts have whole tiles."""
 
     hbm: int = 0
     prefetched: int = 0
@@ -19,6 +20,7 @@ class Moved:
     cmem: int = 0
     smem: int = 0
     host: int = 0
+    padding: int = 0
 
 
 KEPT: Mapping[str, tuple[Space, ...]] = {
@@ -47,13 +49,14 @@ def moved(module: Module, computation: str, op: Op) -> Moved:
 def _started(one: Array, other: Array) -> Moved:
     """An asynchronous copy: as many bytes as its smaller end has leave one memory and reach the other. Only the end in HBM or the host's
     memory is counted."""
-    size = min(one.bytes, other.bytes)
-    ends = _by_space([Array(size, one.space), Array(size, other.space)])
-    return Moved(prefetched=ends["hbm"], host=ends["host"])
+    smaller = min(one, other, key=lambda array: array.bytes)
+    ends = _by_space([replace(smaller, space=one.space), replace(smaller, space=other.space)])
+    return Moved(prefetched=ends["hbm"], host=ends["host"], padding=ends["padding"])
 
 
 def _by_space(arrays: Sequence[Array]) -> dict[str, int]:
-    return {name: sum(a.bytes for a in arrays if a.space in spaces) for name, spaces in KEPT.items()}
+    found = {name: sum(a.bytes for a in arrays if a.space in spaces) for name, spaces in KEPT.items()}
+    return found | {"padding": sum(a.padding for a in arrays if a.space in KEPT["hbm"])}
 
 
 def _read(module: Module, computation: str, op: Op, place: int, name: str) -> list[Array]:
