@@ -132,12 +132,6 @@ def varying_axes(aval: Any) -> tuple[str, ...]:
     return tuple(sorted(versions.varying(aval)))
 
 
-def axes_around() -> Any:
-    """The named axes that are bound where this is called, with their sizes, and the mesh that is set there; hashable, as part of a cache
-    key."""
-    return versions.axes(), mesh_around()
-
-
 def with_axes(sizes: Mapping[str, int]) -> AbstractContextManager[None]:
     """Within the block, functions are traced as on one of so many chips along named axes: collectives over these have a meaning."""
     return core.extend_axis_env_nd(list(sizes.items()))
@@ -319,9 +313,34 @@ _NOTHING_JITTED, _DEFAULT_DEVICE, _NAN_SOUGHT, _INF_SOUGHT = config.disable_jit,
 """JAX's state, under names that are found at once: each call of a compiled function asks for all of it."""
 
 
+def traced_under() -> Any:
+    """JAX's settings that a trace depends on, named axes and meshes among them (`trace_context`); hashable."""
+    return config.trace_context()
+
+
+def changed_settings(new: Sequence[Any], old: Sequence[Any]) -> list[str]:
+    """The names of what differs between two results of `traced_under`; all that may where this JAX does not tell them."""
+    names = versions.setting_names()
+    if len(names) != len(new):
+        return ["JAX's settings, the named axes, or the mesh"]
+    return sorted({_AROUND.get(name, name) for name, one, other in zip(names, new, old, strict=True) if one != other})
+
+
+_AROUND = {
+    "axis_env_state": "the named axes", "mesh_context_manager": "the mesh", "abstract_mesh_context_manager": "the mesh",
+}  # fmt: skip
+"""JAX's names of settings that are no options of a user's."""
+
+
+def is_alone_under(settings: Any) -> bool:
+    """Whether a call made here `is_alone`, and under these settings, under which one was: in half the time."""
+    return type(_CONTEXT.trace) is _PLAIN_TRACE and config.trace_context() == settings
+
+
 def is_alone() -> bool:
-    """Whether a call made here depends on nothing but its arguments: no transformation is active, no named axis is bound, no mesh is set,
-    and `jax.disable_jit` is off. It compares with JAX's singletons for that state, and is False for anything else."""
+    """Whether a call made here depends on nothing but its arguments and JAX's settings: no transformation is active, no named axis is
+    bound, no mesh is set, and `jax.disable_jit` is off. It compares with JAX's singletons for that state, and is False for anything
+    else."""
     return (
         type(_CONTEXT.trace) is _PLAIN_TRACE
         and _CONTEXT.axis_env is _NO_AXES

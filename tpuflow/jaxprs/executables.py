@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import compilation_cache, config, core
+from jax._src import compilation_cache, core
 from jax._src.interpreters import pxla
 from jax.sharding import SingleDeviceSharding
 from jaxlib import xla_client
@@ -116,11 +116,6 @@ def host_key() -> str:
     (device,) = jax.devices()
     processor = xla_client.get_topology_for_devices([device]).fingerprint()
     return f"{platform.machine()} {processor} {os.environ.get('XLA_FLAGS', '')}"
-
-
-def traced_under() -> Any:
-    """JAX's settings that a trace depends on (`trace_context`); hashable."""
-    return config.trace_context()
 
 
 def settings_text(settings: Any) -> str | None:

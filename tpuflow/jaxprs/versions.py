@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jaxlib
-from jax._src import core
+from jax._src import config, core
 from jax._src.interpreters import partial_eval
 from jax._src.lax import linalg
 from jax._src.state import discharge
@@ -19,6 +19,7 @@ from jaxlib.mlir import ir
 JAX, JAXLIB = (tuple(map(int, module.__version__.split(".")[:2])) for module in (jax, jaxlib))
 IS_NEWEST, HAS_NEWEST_LIBRARY = JAX >= (0, 10), JAXLIB >= (0, 10)
 
+_config: Any = config
 _core: Any = core
 _discharge: Any = discharge
 _linalg: Any = linalg
@@ -51,9 +52,9 @@ def discharged(closed: Any) -> Any:
     return (_discharge.discharge_state if IS_NEWEST else _discharge.discharge_state2)(closed)
 
 
-def axes() -> Any:
-    """Names and sizes of the axes that are bound where this is called, hashable."""
-    return core.get_axis_env() if IS_NEWEST else _core.get_axis_env().as_hashable_key()
+def setting_names() -> Sequence[str]:
+    """The names of what `config.trace_context` gives, in order; none where JAX does not tell them."""
+    return getattr(_config, "trace_context_names", tuple)()
 
 
 NO_AXES = core.AxisEnv() if IS_NEWEST else _core.top_axis_env

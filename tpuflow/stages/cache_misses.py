@@ -8,10 +8,12 @@ from typing import Any
 
 import jax
 
+from tpuflow.jaxprs.compat import changed_settings
+
 logger = logging.getLogger("tpuflow.jit")
 _PARTS = ("the structure of its arguments", "the static arguments")
 Key = tuple[Any, tuple[Any, ...], tuple[Any, ...], Any]
-"""Structure, static arguments, signatures of the leaves, named axes and the mesh around the call."""
+"""Structure, static arguments, signatures of the leaves, JAX's settings where it is called (`traced_under`)."""
 
 
 def explain(name: str, key: Key, before: Iterable[Key], leaf_names: Callable[[Any, Any], Sequence[str]]) -> None:
@@ -37,7 +39,7 @@ def _differences(key: Key, other: Key, leaf_names: Callable[[Any, Any], Sequence
     if key[0] == other[0]:
         leaves = zip(leaf_names(key[0], key[1]), key[2], other[2], strict=True)
         found += [f"{leaf}: {_described(new)}, was {_described(old)}" for leaf, new, old in leaves if new != old]
-    return found + ([] if key[3] == other[3] else ["the named axes, or the mesh, around the call"])
+    return found + ([] if key[3] == other[3] else [f"around the call, {' and '.join(changed_settings(key[3], other[3]))}"])
 
 
 def _described(signature: tuple[Any, Any, bool, bool, Any]) -> str:

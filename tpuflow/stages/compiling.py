@@ -18,7 +18,17 @@ from tpuflow.device.runtime import ENGINES, FIDELITIES
 from tpuflow.errors import ConfigError, a_thing
 from tpuflow.garbage import undisturbed
 from tpuflow.isa.program import Program
-from tpuflow.jaxprs.compat import ClosedJaxpr, Token, Tracer, avals_on_one_device, axes_around, axes_of, is_alone, is_transforming
+from tpuflow.jaxprs.compat import (
+    ClosedJaxpr,
+    Token,
+    Tracer,
+    avals_on_one_device,
+    axes_of,
+    is_alone,
+    is_alone_under,
+    is_transforming,
+    traced_under,
+)
 from tpuflow.jaxprs.shardings import cuts, is_mapped, with_sharding, with_shardings
 from tpuflow.stages.argument_sets import ArgumentSet, argument_set, parameters_of
 from tpuflow.stages.cache_misses import explain
@@ -34,6 +44,8 @@ from tpuflow.stages.tracing import users_code
 BACKEND = "tpusim"
 
 _NO_SHARDINGS = Shardings()
+_Exact = dict[Any, tuple[Callable[[list[Any]], list[Any]], Any]]
+"""What is compiled for arrays of exactly these types, all on one device: nothing is left to check or convert."""
 _flatten = default_registry.flatten  # jax.tree.flatten without its layers of Python
 
 
@@ -133,24 +145,37 @@ class JitFunction:
         self._has_static = bool(static)
         self._traced: dict[Any, _Traced] = {}
         self._compiled: dict[Any, tuple[DeviceFunction, Any]] = {}
-        self._exact: dict[Any, tuple[Callable[[list[Any]], list[Any]], Any]] = {}
-        """What is compiled for arrays of exactly these types, all on one device, called alone: nothing is left to check or convert."""
+        self._exact: dict[Any, _Exact] = {}
+        """What is compiled for calls that are alone under these settings of JAX's."""
+        self._last: tuple[Any, _Exact] = (None, {})
+        """The settings of the last such call, and what is compiled for them."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function on the device."""
-        alone = is_alone()
-        if not alone and runs_one_by_one():
-            return self._one_by_one(args, kwargs)
+        settings, alike = self._last
+        if not is_alone_under(settings):
+            settings, alike = self._under_others()
+            if alike is None and runs_one_by_one():
+                return self._one_by_one(args, kwargs)
         statics = ()
         if self._has_static:
             args, kwargs, statics = self._split(args, kwargs)
         leaves, tree = _flatten((args, kwargs))
-        exact = (tree, statics, avals_on_one_device(leaves)) if alone else None
-        found = self._exact.get(exact)
+        exact = (tree, statics, avals_on_one_device(leaves)) if alike is not None else None
+        found = None if alike is None else alike.get(exact)
         if found is None:
-            return self._call((tree, statics, tuple([signature(leaf) for leaf in leaves]), axes_around()), leaves, exact)
+            return self._call((tree, statics, tuple([signature(leaf) for leaf in leaves]), settings), leaves, exact, alike)
         function, out_tree = found
         return out_tree.unflatten(function(leaves))
+
+    def _under_others(self) -> tuple[Any, _Exact | None]:
+        """JAX's settings, which are not those of the last call, and what is compiled for calls that are alone under them; None if this one
+        is not."""
+        settings = traced_under()
+        if not is_alone():
+            return settings, None
+        self._last = found = settings, self._exact.setdefault(settings, {})
+        return found
 
     def trace(self, *args: Any, **kwargs: Any) -> Lowered:
         """As `lower`: here tracing is all there is before compiling, so that the two stages of jax.stages are one."""
@@ -187,6 +212,7 @@ class JitFunction:
         self._traced.clear()
         self._compiled.clear()
         self._exact.clear()
+        self._last = (None, {})
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method of a class is bound as functions are."""
@@ -198,7 +224,7 @@ class JitFunction:
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
         args, kwargs, statics = self._split(args, kwargs) if self._static else (args, kwargs, ())
         leaves, tree = jax.tree.flatten((args, kwargs))
-        return (tree, statics, tuple(signature(leaf) for leaf in leaves), axes_around()), leaves
+        return (tree, statics, tuple(signature(leaf) for leaf in leaves), traced_under()), leaves
 
     def _one_by_one(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Under `jax.disable_jit`: the function itself, each of its operations on the device."""
@@ -206,15 +232,15 @@ class JitFunction:
         args, kwargs = jax.tree.map(lambda x: x if isinstance(x, Token) else jnp.asarray(x), (args, kwargs))
         return one_by_one(lambda: self._fun(*_with_static(args, statics), **kwargs, **_static_names(statics)), self._target)
 
-    def _call(self, key: Any, leaves: list[Any], exact: Any) -> Any:
-        """A call with leaves of any kind; if they are alone and arrays of `exact` types, the next such call need not come here."""
+    def _call(self, key: Any, leaves: list[Any], exact: Any, alike: _Exact | None) -> Any:
+        """A call with leaves of any kind; if it is alone, with arrays of `exact` types, the next that is `alike` need not come here."""
         found = self._compiled.get(key)
         if found is None or _is_staged(leaves):
             return self._slow_call(key, leaves)
         function, out_tree = found
         outputs = function([as_array(leaf) for leaf in leaves])
-        if exact is not None and exact[-1] is not None:
-            self._exact[exact] = (function.of_exact(leaves), out_tree)
+        if alike is not None and exact[-1] is not None:
+            alike[exact] = (function.of_exact(leaves), out_tree)
         return out_tree.unflatten(outputs)
 
     @undisturbed()

@@ -9,8 +9,8 @@ import jax
 
 from tpuflow.device.fast.host import Sizes
 from tpuflow.entries import Entries
-from tpuflow.jaxprs.compat import avals_on_one_device, computes_plainly
-from tpuflow.jaxprs.executables import compile_anew, executable_bytes, host_key, load_executable, settings_text, traced_under
+from tpuflow.jaxprs.compat import avals_on_one_device, computes_plainly, traced_under
+from tpuflow.jaxprs.executables import compile_anew, executable_bytes, host_key, load_executable, settings_text
 from tpuflow.jaxprs.persistent import key_of
 from tpuflow.jaxprs.plugins import ARRAY, Launcher
 
