@@ -38,6 +38,11 @@ from train.yolov5 import EMA
 SUNK = 1000  # steps a round trip where the source says that the data are sunk, or loops on the device
 
 
+def _clipped(grad: jax.Array) -> jax.Array:
+    """A gradient whose norm is at most 1."""
+    return grad / jnp.maximum(1.0, optax.global_norm(grad))
+
+
 def _matrices(parameters: Any) -> Any:
     """MLPerf's LARS adapts and decays kernels only, not biases and the vectors of batch normalisation."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, parameters)
@@ -45,11 +50,17 @@ def _matrices(parameters: Any) -> Any:
 
 BASE, LARGE = SIZES["bert-base-uncased"], SIZES["bert-large-uncased"]
 MOMENTUM, LAMB = optax.sgd(0.1, 0.9), optax.lamb(1e-3)
+CLIPPED_LAMB = optax.chain(optax.clip_by_global_norm(1.0), LAMB)
+"""BERT's in MLPerf's programs (0.7, optimization.py)."""
+CLIPPED_EACH = optax.chain(optax.stateless(lambda grads, _: jax.tree.map(_clipped, grads)), LAMB)
+"""BERT's in MindSpore's model zoo (bert_for_pre_training.py): every gradient by its own norm."""
 LARS = optax.lars(0.1, 1e-4, weight_decay_mask=_matrices, trust_ratio_mask=_matrices)
 BOXES_DRAWN = 128
 """Room for boxes in a picture of YOLOv5's, a mosaic of four."""
 YOLO_SGD = make_optimizer("SGD", Plan(Hyperparameters(), epochs=300, steps_per_epoch=462, batch_size=256))
-OPTIMIZERS = {"momentum": MOMENTUM, "lamb": LAMB, "lars": LARS, "adamw": ADAMW, "sgd": YOLO_SGD}
+OPTIMIZERS = {
+    "momentum": MOMENTUM, "clipped lamb": CLIPPED_LAMB, "clipped each, lamb": CLIPPED_EACH, "lars": LARS, "adamw": ADAMW, "sgd": YOLO_SGD,
+}  # fmt: skip
 BF16_SCOPE = Policy("bf16 scope", "float32", "bfloat16", "float32", "float32", "all")
 """MLPerf's ResNet-50 for TPUs: everything within TensorFlow's `bfloat16_scope`, so in bf16 from layer to layer, with parameters and the
 arithmetic of batch normalisation in f32."""
@@ -124,11 +135,13 @@ def case(model: str, step: StepConfig, chip: Chip, key: str, note: str) -> Case:
 
 
 def masked_words(config: Config, length: int, masked: int, batch: int, chip: Chip, policy: str, note: str = "") -> Case:
-    """BERT's pretraining step with LAMB, with the dropout that its configuration has. The makers' GELU is the one by tanh."""
+    """BERT's pretraining step with LAMB and gradients clipped as the makers do, and with the dropout that its configuration has. Their GELU
+    is the one by tanh."""
     name = "BERT-base" if config.hidden_size == BASE.hidden_size else "BERT-large"
     module = BertForPreTraining(replace(config, hidden_act="gelu_new"))
     said = "; ".join(filter(None, ("" if config.hidden_dropout_prob else "without dropout", note)))
-    step = StepConfig(module, pretraining_batch(batch, length, masked), policy, LAMB, pretraining_loss)
+    optimizer = CLIPPED_EACH if chip.family == "ascend" else CLIPPED_LAMB
+    step = StepConfig(module, pretraining_batch(batch, length, masked), policy, optimizer, pretraining_loss)
     key = f"config={module.config} masked={masked} {batch}x{length}"
     return case(name, step, chip, key, said)
 
