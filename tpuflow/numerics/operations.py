@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from tpuflow.jaxprs.bind import bind_primitive
-from tpuflow.jaxprs.compat import Equation, Primitive, varying_axes
+from tpuflow.jaxprs.compat import Equation, Primitive, traced_under, varying_axes
 from tpuflow.jaxprs.versions import manual_axes
 from tpuflow.stages.staging import DeviceFunction, Target
 
@@ -65,14 +65,19 @@ def run_operation(equation: Equation, operands: Sequence[Any], target: Target, s
     if "weak_type" in params:
         params = params | {"weak_type": False}  # it is about what is traced further on, and nothing is
     signatures = tuple((x.shape, x.dtype, varying_axes(v.aval)) for x, v in zip(operands, equation.invars, strict=True))
-    return _compiled(equation.primitive, signatures, tuple(sorted(params.items())), target, shards)(operands)
+    return _compiled(equation.primitive, signatures, tuple(sorted(params.items())), target, shards, traced_under())(operands)
 
 
 @functools.lru_cache(COMPILED)
 def _compiled(
-    primitive: Primitive, signatures: Sequence[Signature], params: Sequence[tuple[str, Any]], target: Target, shards: Shards | None
+    primitive: Primitive,
+    signatures: Sequence[Signature],
+    params: Sequence[tuple[str, Any]],
+    target: Target,
+    shards: Shards | None,
+    settings: Any,
 ) -> DeviceFunction:
-    """One operation as a function of operands of these shapes and types."""
+    """One operation as a function of operands of these shapes and types; `settings` are JAX's that it is traced under."""
 
     def operation(*operands: Any) -> list[Any]:
         return bind_primitive(primitive, operands, dict(params))

@@ -13,7 +13,16 @@ from typing import Any
 import jax
 
 from tpuflow.jaxprs.bind import bind_primitive
-from tpuflow.jaxprs.compat import HOST_PRIMITIVES, ClosedJaxpr, Primitive, Token, is_at_host, is_transforming, operations_go_to
+from tpuflow.jaxprs.compat import (
+    HOST_PRIMITIVES,
+    ClosedJaxpr,
+    Primitive,
+    Token,
+    is_at_host,
+    is_transforming,
+    operations_go_to,
+    traced_under,
+)
 from tpuflow.stages.signatures import signature, spec_of
 from tpuflow.stages.staging import CACHED, Target, run_jaxpr
 
@@ -30,7 +39,7 @@ def one_by_one(function: Callable[[], Any], target: Target) -> Any:
         if primitive in HOST_PRIMITIVES:
             return primitive.impl(*operands, **params)
         with jax.disable_jit(False):
-            jaxpr = _operation(primitive, tuple(map(_signature, operands)), tuple(sorted(params.items())))
+            jaxpr = _operation(primitive, tuple(map(_signature, operands)), tuple(sorted(params.items())), traced_under())
             results = run_jaxpr(jaxpr, primitive.name, target, operands)
         return results if primitive.multiple_results else results[0]
 
@@ -39,8 +48,8 @@ def one_by_one(function: Callable[[], Any], target: Target) -> Any:
 
 
 @functools.lru_cache(CACHED)
-def _operation(primitive: Primitive, signatures: tuple[Any, ...], params: tuple[tuple[str, Any], ...]) -> ClosedJaxpr:
-    """One operation as a function of its operands."""
+def _operation(primitive: Primitive, signatures: tuple[Any, ...], params: tuple[tuple[str, Any], ...], settings: Any) -> ClosedJaxpr:
+    """One operation as a function of its operands; `settings` are JAX's that it is traced under."""
     return jax.make_jaxpr(lambda *operands: bind_primitive(primitive, operands, dict(params)))(*map(spec_of, signatures))
 
 
