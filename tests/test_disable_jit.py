@@ -89,13 +89,3 @@ def test_under_a_transformation_and_in_sinks_the_device_runs_whole_programs() ->
 def test_maps_over_devices_are_refused() -> None:
     with jax.disable_jit(), pytest.raises(UnsupportedPrimitiveError, match=r"jax\.disable_jit"):
         tpuflow.jit(jax.pmap(lambda x: lax.psum(x, "i"), axis_name="i"))(X[None])
-
-
-def test_operations_are_traced_again_under_other_settings_of_jax():
-    bits, key = tpuflow.jit(lambda k: jax.random.bits(k, (5,))), jax.random.key(0)
-    for partitionable in (True, False):
-        with jax.threefry_partitionable(partitionable):
-            expected = np.asarray(jax.jit(lambda k: jax.random.bits(k, (5,)))(key))
-            with jax.disable_jit():
-                np.testing.assert_array_equal(bits(key), expected)
-            np.testing.assert_array_equal(bits(key), expected)

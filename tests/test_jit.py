@@ -140,29 +140,6 @@ def test_a_call_that_fits_exactly_is_still_part_of_what_is_around_it():
         assert len(seen) == before + 1 and not is_alone()
 
 
-def test_a_function_is_traced_again_under_other_settings_of_jax():
-    """As by jax.jit: for the precision of products above all, which would silently be that of the first call; and once for each."""
-    traced = []
-
-    def product(x, y):
-        traced.append(jax.config.jax_default_matmul_precision)
-        return x @ y + jnp.ones(16)
-
-    f, x = tpuflow.jit(product, chip="tpu-v3"), jnp.asarray(np.random.default_rng(0).standard_normal((16, 16)), jnp.float32)
-    results = {}
-    for _ in range(3):
-        for precision in ("bfloat16", "highest", "bfloat16"):
-            with jax.default_matmul_precision(precision):
-                found = np.asarray(f(x, x))
-                np.testing.assert_array_equal(found, results.setdefault(precision, found))
-                np.testing.assert_array_equal(found, f(np.asarray(x), x))
-    assert traced == ["bfloat16", "highest"] and (results["bfloat16"] != results["highest"]).any()
-    with jax.default_matmul_precision("highest"):
-        np.testing.assert_array_equal(results["highest"], tpuflow.jit(product, chip="tpu-v3")(x, x))
-    with jax.numpy_rank_promotion("raise"), pytest.raises(ValueError, match="rank"):
-        f(x, x)
-
-
 def test_calls_that_fit_exactly_heed_what_jax_heeds_in_a_call():
     """They are launched without JAX's dispatch, which says what was deleted, and where a value is not a number."""
     f, x, y = tpuflow.jit(lambda x, y: x / y), jnp.ones(3), jnp.ones(3)

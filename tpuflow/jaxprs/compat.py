@@ -333,7 +333,7 @@ _AROUND = {
 
 
 def is_alone_under(settings: Any) -> bool:
-    """Whether a call made here `is_alone`, and under these settings, under which one was: in half the time."""
+    """Whether a call made here `is_alone`, and under these settings, under which one was: two questions in the time of the first."""
     return type(_CONTEXT.trace) is _PLAIN_TRACE and config.trace_context() == settings
 
 

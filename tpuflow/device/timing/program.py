@@ -273,8 +273,8 @@ class _BlockTimes:
             case CallHost():
                 total.feed += call_wait(self.machine, self.program.functions[block.function])
             case Infeed() | Outfeed():
-                feed = feed_of(self.program, (block,))
-                total.feed_bytes += feed.bytes if feed else 0
+                if feed := feed_of(self.program, (block,)):
+                    total.feed_bytes += feed.bytes
             case Position():
                 pass
             case _:
