@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import linen
 
 import tpuflow
 from models.mlp import MLP
@@ -90,6 +91,15 @@ def test_a_family_with_three_constants_gets_them_back():
     assert fit_curves(rows).constants == pytest.approx(true)
     with pytest.raises(ConfigError, match="17 rows for 3 constants .*step_seconds, hbm_share, input_bytes_per_second.* at least 18"):
         fit_curves(rows[:17])
+
+
+def test_a_curve_tells_what_is_fed_from_a_step_that_takes_far_longer():
+    """Eight numbers a step, for products of 2,048 x 2,048: 1 MB/s would hold up no step."""
+    model = linen.Sequential([linen.Embed(8, 2048), linen.Dense(2048), linen.Dense(2)])
+    batch = jax.ShapeDtypeStruct((4,), jnp.int32), jax.ShapeDtypeStruct((4,), jnp.int32)
+    program = tpuflow.estimate_training(model, batch, chip="ascend910", sink_size=7).program
+    times, _, input_bytes, outside = curve(program, 7)
+    assert input_bytes == pytest.approx(8 * 4, rel=1e-6) and 8 * 4 / 1e6 < times[0] / 2 and 0 <= outside < times[0] / 2
 
 
 def test_no_input_pipeline_is_slower_than_one_that_was_measured():
