@@ -13,6 +13,7 @@ import tpuflow
 from tpuflow import cli
 from tpuflow.comparing import comparing, vendor
 from tpuflow.comparing.collectives import vendor_collectives
+from tpuflow.comparing.comparison import KernelCosts, LayerRow, Work, explanation
 from tpuflow.comparing.hlo import Array, Module, Space, parse
 from tpuflow.comparing.traffic import Moved, moved
 from tpuflow.comparing.trips import with_trips
@@ -336,6 +337,27 @@ def test_our_copies_count_as_the_vendors_do(module: Module):
     assert copied == {("ordered", "copy vmem to hbm"), ("ordered", "copy hbm to vmem")}, "in the layer of the first kernel on them"
 
 
+def _row(ours: KernelCosts, theirs: KernelCosts) -> LayerRow:
+    return LayerRow("fc1", "forward", (Work("dot", "a.py:1", ours),), (Work("fusion", "", theirs),))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        (KernelCosts(2, 5_000_000), KernelCosts(2, 1_000_000, vmem_bytes=4_000_000),
+         "4.00 MB more than XLA:TPU; XLA:TPU reads and writes 4.00 MB more on the chip"),
+        (KernelCosts(1, 1_000_000), KernelCosts(3, 2_000_000),
+         "1.00 MB less than XLA:TPU; XLA:TPU has 3 kernels, tpuflow 1, so that more goes between them through HBM"),
+        (KernelCosts(1, 1_000_000), KernelCosts(),
+         "1.00 MB more than XLA:TPU; XLA:TPU moves nothing here: what it reads came before, or stays on the chip, or is in another layer"),
+        (KernelCosts(1, 3_000_000), KernelCosts(1, 1_000_000),
+         "2.00 MB more than XLA:TPU; kernels of tpuflow read more of it again, or hold it in wider types"),
+    ],
+)  # fmt: skip
+def test_a_difference_has_a_cause(ours: KernelCosts, theirs: KernelCosts, expected: str):
+    assert explanation(_row(ours, theirs)) == expected
+
+
 def test_layers_that_are_alike_are_one_row_of_the_text(module: Module):
     def stack(x: jax.Array) -> jax.Array:
         for i in range(3):
@@ -458,7 +480,9 @@ def test_a_training_on_a_mesh_is_compiled_by_both_for_the_same_pieces(monkeypatc
     monkeypatch.setattr(vendor, "compile_ahead", compiled)
     monkeypatch.setattr(vendor, "topology_of", lambda chip, devices=1: vendor.Topology("v5e:4x4"))
     target = ["compare", "tests.test_estimating:mlp_step", "--batch", "32", "--mesh", "data=16", "--sharding", "zero3"]
-    assert cli.main([*target, "--json", str(tmp_path / "found.json")]) == 0
+    page = tmp_path / "found.html"
+    assert cli.main([*target, "--json", str(tmp_path / "found.json"), "--html", str(page)]) == 0
+    assert all(text in page.read_text() for text in ("on tpu-v5e x 16 (data 16)", "Between chips", "reduce_scatter", "largest differences"))
     found, ((placed, leaves, donated),) = json.loads((tmp_path / "found.json").read_text()), asked
     assert (placed.mesh, leaves, donated) == ({"data": 16}, len(placed.arguments), (0,))
     assert {(("data",),), ()} == {cut[:1] for cut in placed.arguments}, "shares of the state and pieces of the batch, and counts"

@@ -25,7 +25,7 @@ from tpuflow.device.timing import time_program
 from tpuflow.device.timing.prices import PICOSECONDS
 from tpuflow.isa.instruction import Instruction, Tile, Window
 from tpuflow.isa.matrix import MatmulAccumulate
-from tpuflow.isa.program import Kernel, Program
+from tpuflow.isa.program import Copy, Kernel, Program, walk
 from tpuflow.lower.graph.graph import Graph, Value
 from tpuflow.lower.graph.ops import PRODUCTS
 from tpuflow.lower.graph.products import sizes_of
@@ -87,6 +87,9 @@ def _counted(program: Program) -> tuple[int, Counter[tuple[str, str]]]:
             if isinstance(instruction, MatmulAccumulate):
                 shapes = (_valid(tile, index) for tile in (instruction.a, instruction.b, instruction.acc))
                 macs += math.prod(instruction.contraction.by_label(*shapes).values())
+    for copy in (block for _, block in walk(program.code) if isinstance(block, Copy)):
+        for role, buffer in (("read", program.buffers[copy.source]), ("write", program.buffers[copy.target])):
+            moved[buffer.space, role] += buffer.bytes
     return macs, moved
 
 

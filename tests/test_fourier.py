@@ -106,15 +106,16 @@ def test_a_transform_differs_by_no_more_than_sums_in_another_order():
 
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan, 3e38])
 def test_what_is_not_finite_is_so_in_the_same_places(number: float):
-    """3e38: a sum that overflows."""
+    """3e38: a sum that overflows; whether one of other multiples of two such numbers does, depends on the order of its terms."""
     x = np.random.default_rng(0).standard_normal((41, 210)).astype(np.float32)
     x[2, 17] = x[2, 18] = x[4, 0] = number
     program = compile_function(lambda x: _planes(jnp.fft.fft)(x, jnp.zeros_like(x)), (x,))
     assert _transforms(program) == 1
     native, exact = (Executable(program, "fast", fidelity).launch([x])[0] for fidelity in ("native", "bitexact"))
     for a, b in zip(map(np.asarray, native), map(np.asarray, exact), strict=True):
+        sums = slice(0, 1) if np.isfinite(number) else slice(None)
         for where in (np.isnan, np.isposinf, np.isneginf):
-            np.testing.assert_array_equal(where(a), where(b))
+            np.testing.assert_array_equal(where(a[:, sums]), where(b[:, sums]))
         assert not np.isfinite(b).all() and np.isfinite(b[[0, 1, 3]]).all()
         assert np.abs(a[[0, 1, 3]] - b[[0, 1, 3]]).max() <= 2e-6 * np.abs(b[[0, 1, 3]]).max()
 

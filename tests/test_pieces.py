@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import jax
@@ -16,7 +16,7 @@ import pytest
 
 import tpuflow
 from tpuflow.device.fast import cache, cuts, pieces, stored_executables
-from tpuflow.device.fast.cuts import Cuts, HostLoop
+from tpuflow.device.fast.cuts import HostLoop, Stage
 from tpuflow.device.fast.engine import FastEngine, _stages
 from tpuflow.device.fast.host import PinnedHost
 from tpuflow.device.runtime import Executable
@@ -63,7 +63,7 @@ def cutting(least: int, short: float = 0.0) -> Iterator[None]:
 
 
 def segments(program: Program) -> list[Any]:
-    return list(Cuts(program, FastEngine(program, verified=True).translation.liveness).segments())
+    return list(FastEngine(program, verified=True).segments)
 
 
 def compiled(f: Callable[..., Any] = step) -> Program:
@@ -80,9 +80,10 @@ WHOLE, PIECES = 10**9, 60
 
 def test_a_training_step_is_cut_between_forward_and_backward_pass():
     program = compiled()
-    forms = program.forms_by_id()
     with cutting(PIECES):
-        first, *_, last = [{forms[id(k)].number for k in stage.blocks if id(k) in forms} for stage in segments(program)]
+        engine = FastEngine(program, verified=True)
+    forms = engine.translation.program.forms_by_id()
+    first, *_, last = [{forms[id(k)].number for k in cast(Stage, s).blocks if id(k) in forms} for s in engine.segments]
     assert first and last and not first & last
 
 

@@ -128,7 +128,12 @@ def outputs(program: Program, fidelity: str, engine: str = "fast") -> list[bytes
 
 
 def segments(program: Program) -> list[Stage | HostLoop]:
-    return list(Cuts(program, FastEngine(program, verified=True).translation.liveness).segments())
+    return list(FastEngine(program, verified=True).segments)
+
+
+def cuts_of(program: Program) -> Cuts:
+    made = FastEngine(program, verified=True).translation
+    return Cuts(made.program, made.liveness)
 
 
 @pytest.mark.parametrize("fidelity", ["bitexact", "native"])
@@ -175,9 +180,9 @@ def test_what_is_short_is_one_executable_and_not_waited_for():
     matrix = jax.ShapeDtypeStruct((512, 512), np.float32)  # some milliseconds, of which a launch in pieces would take a tenth
     for function, x in ((lambda x: jnp.tanh(x) @ x.T, X), (counted, X), (lambda x: x @ x, matrix), (counted, matrix)):
         program = compile_function(function, (x,))
-        assert len(segments(program)) == 1 and Cuts(program, FastEngine(program, verified=True).translation.liveness).short
+        assert len(segments(program)) == 1 and cuts_of(program).short
     large = compile_function(lambda x: x @ x, (jax.ShapeDtypeStruct((2048, 2048), np.float32),))
-    assert len(segments(large)) == 1 and not Cuts(large, FastEngine(large, verified=True).translation.liveness).short
+    assert len(segments(large)) == 1 and not cuts_of(large).short
 
 
 @pytest.mark.parametrize("engine", ["fast", "reference"])

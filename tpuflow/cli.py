@@ -219,6 +219,7 @@ def _add_compare(commands: Any) -> None:
     beside.add_argument("--policy", help="precision: fp32, mixed_bf16, ... (default: as the function is written; fp32 for a model)")
     _add_mesh(beside)
     beside.add_argument("--layers", type=int, default=12, metavar="N", help="show the N layers that differ most (default: 12)")
+    beside.add_argument("--html", type=Path, metavar="COMPARISON.html", help="write one self-contained page here")
     _add_json(beside, "everything")
 
 
@@ -338,6 +339,8 @@ def _compare(args: argparse.Namespace) -> None:
     from tpuflow.comparing.comparing import compare_target
 
     found = compare_target(args.target, args.batch, args.chip, args.policy, **_mesh(args))
+    if args.html is not None:
+        found.html(args.html)
     _print_or_write(args.json, found.as_dict(), lambda: found.to_text(args.layers))
 
 

@@ -65,7 +65,10 @@ def compare(step: Any, *args: Any, chip: str | Chip = "tpu-v5e", policy: str | a
             )
         options = {**kwargs, "chip": row, "policy": policy or "fp32"}
         ours = estimate_training(step, args[0], **options, sink_size=1)
-        theirs = _training(StepConfig(step, args[0], **options), ours.program)
+        program = ours.program
+        _, *carried = program.inputs  # the first says how many trips
+        placed = _placed(program, (*carried, *program.infeeds), (*program.outputs, *program.outfeeds[len(program.calls) :]))
+        theirs = vendor_training(StepConfig(step, args[0], **options), row, placed)
     return compared(ours, theirs)
 
 
@@ -104,13 +107,20 @@ def compared(ours: Estimate, theirs: vendor.Compiled) -> Comparison:
     )
 
 
-def _training(config: StepConfig, program: Program) -> vendor.Compiled:
-    """The training step that `tpuflow.train` would run, and of which this is our Program, its state donated."""
+def vendor_training(config: StepConfig, chip: Chip, placed: vendor.Placed = vendor.ONE_DEVICE) -> vendor.Compiled:
+    """The training step that `tpuflow.train` would run, its state donated, as XLA:TPU compiles it.
+
+    Raises:
+      ConfigError: as `compare`.
+    """
     batch = as_batch(config.data)
     recipe, state = state_shapes(make_recipe(config, batch)[0], batch)
-    _, *carried = program.inputs  # the first says how many trips
-    placed = _placed(program, (*carried, *program.infeeds), (*program.outputs, *program.outfeeds[len(program.calls) :]))
-    return vendor.compile_ahead(recipe.train_step, (state, _shapes(batch)), program.chip, placed, donate_argnums=(0,))
+    return vendor.compile_ahead(recipe.train_step, (state, _shapes(batch)), chip, placed, donate_argnums=(0,))
+
+
+def vendor_costs(theirs: vendor.Compiled, chip: Chip) -> KernelCosts:
+    """What all of it costs."""
+    return total(work for _, work in _vendor_work(theirs.module, chip))
 
 
 def _placed(program: Program, arguments: Sequence[Port], results: Sequence[Port]) -> vendor.Placed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -11,7 +12,7 @@ from typing import Any
 
 from tpuflow.comparing.collectives import Sent, by_kind, largest
 from tpuflow.device.timing.result import seconds_text
-from tpuflow.reports.files import PlainData
+from tpuflow.reports.files import PlainData, write_text
 
 SHOWN = 12
 EXPLAINED = 3
@@ -24,6 +25,8 @@ BESIDE_HBM: Mapping[str, tuple[str, str]] = {
 }
 """Other memories than HBM, by the fields of `KernelCosts`: their names, and the rows of the totals, which are left out where both sides
 would say 0.00 MB, as that of padding is."""
+ON_CHIP = ("vmem_bytes", "cmem_bytes", "smem_bytes")
+US, THEM = "tpuflow", "XLA:TPU"
 FAR = 99
 """Larger ratios are printed as ">99"."""
 _NUMBER = re.compile(r"_\d+(?=/|$)")
@@ -137,17 +140,39 @@ class Comparison(PlainData):
 
     def to_text(self, most: int = SHOWN) -> str:
         """The totals, so many layers, and what makes the largest differences."""
-        device = "" if self.devices_a_chip == 1 else f"; XLA:TPU's is one device, of which {self.devices_a_chip} are a chip"
-        rows = _alike_as_one(self.layers)
-        chips = (
-            f" x {math.prod(self.mesh.values())} ({', '.join(f'{name} {size}' for name, size in self.mesh.items())})" if self.mesh else ""
-        )
-        head = f"{self.name} on {self.chip}{chips}{f' in {self.policy}' if self.policy else ''}: tpuflow beside XLA:TPU{device}"
+        rows = self.rows()
         rest = len(rows) - most
         more = [f"... and {rest} more rows"] if rest > 0 else []
-        loops = [f"{self.uncounted} loops of XLA:TPU's have an unknown length and count as one trip"] if self.uncounted else []
-        sent = ["", *self._sent()] if self.ours.collectives or self.theirs.collectives else []
-        return "\n".join([head, *loops, "", *self._totals(), *sent, "", *_table(rows[:most]), *more, "", *_explained(rows[:EXPLAINED])])
+        sent = ["", *self.sent()] if self.ours.collectives or self.theirs.collectives else []
+        parts = [*self._totals(), *sent, "", *_table(rows[:most]), *more, "", *_explained(rows[:EXPLAINED])]
+        return "\n".join([self.title, *self.remarks(), "", *parts])
+
+    @property
+    def title(self) -> str:
+        """What was compiled, for what."""
+        sizes = ", ".join(f"{name} {size}" for name, size in self.mesh.items())
+        chips = f" x {math.prod(self.mesh.values())} ({sizes})" if self.mesh else ""
+        return f"{self.name} on {self.chip}{chips}{f' in {self.policy}' if self.policy else ''}: tpuflow beside XLA:TPU"
+
+    def remarks(self) -> list[str]:
+        """What to know about XLA:TPU's side."""
+        device = f"XLA:TPU compiles for one device, of which {self.devices_a_chip} are a chip"
+        loops = f"{self.uncounted} loops of XLA:TPU's have an unknown length and count as one trip"
+        return [text for text, holds in ((device, self.devices_a_chip > 1), (loops, self.uncounted)) if holds]
+
+    def rows(self) -> list[LayerRow]:
+        """The layers, those that differ in a number only as one; the largest difference first."""
+        return _alike_as_one(self.layers)
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write one self-contained HTML page.
+
+        Raises:
+          ConfigError: the file cannot be written.
+        """
+        from tpuflow.comparing.comparison_page import comparison_page
+
+        write_text(path, comparison_page(self))
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain data: seconds and bytes."""
@@ -156,7 +181,7 @@ class Comparison(PlainData):
         }
         return {**plain, "ours": self.ours.as_dict(), "theirs": self.theirs.as_dict(), "layers": [row.as_dict() for row in self.layers]}
 
-    def _sent(self) -> list[str]:
+    def sent(self) -> list[str]:
         """What a chip sends, in all and by kind of collective, and the largest of either side."""
         a, b = self.ours, self.theirs
         rows = [("sent by a chip", a.sent_bytes, b.sent_bytes), ("  beside computation", a.beside_bytes, b.beside_bytes)]
@@ -165,25 +190,29 @@ class Comparison(PlainData):
         for kind in dict.fromkeys([*own, *other]):
             one, two = own.get(kind, []), other.get(kind, [])
             kinds.append((f"  {kind} {_counted(one)}/{_counted(two)}", sum(c.sent_bytes for c in one), sum(c.sent_bytes for c in two)))
-        lines = [f"{name:20} {_megabytes(x):>14} {_megabytes(y):>14} {_ratio(x, y):>7}" for name, x, y in (*rows, *kinds)]
+        lines = [f"{name:20} {megabytes(x):>14} {megabytes(y):>14} {ratio_text(x, y):>7}" for name, x, y in (*rows, *kinds)]
         waited = [f"tpuflow's chip waits {seconds_text(a.waited_seconds)} for what is sent"] if a.collectives else []
         return [*lines[:2], *counts, *lines[2:], *waited, *_sent_most("tpuflow", a), *_sent_most("XLA:TPU", b)]
 
-    def _totals(self) -> list[str]:
+    def totals(self) -> list[tuple[str, str, str, str]]:
+        """What is compared in all: its name, ours, theirs, and ours over theirs."""
         a, b = self.ours.costs, self.theirs.costs
-        kept = [(title, getattr(a, name), getattr(b, name), _megabytes) for name, (_, title) in BESIDE_HBM.items()]
-        padded = [("  padding beside it", a.padding_bytes, b.padding_bytes, _megabytes)]
-        rows = (
-            ("HBM traffic", a.hbm_bytes, b.hbm_bytes, _megabytes),
-            ("  while others run", a.prefetched_bytes, b.prefetched_bytes, _megabytes),
+        kept = [(title, getattr(a, name), getattr(b, name), megabytes) for name, (_, title) in BESIDE_HBM.items()]
+        padded = [("  padding beside it", a.padding_bytes, b.padding_bytes, megabytes)]
+        found = (
+            ("HBM traffic", a.hbm_bytes, b.hbm_bytes, megabytes),
+            ("  while others run", a.prefetched_bytes, b.prefetched_bytes, megabytes),
             *(row for row in (*padded, *kept) if _in_sight(row[1]) or _in_sight(row[2])),
-            ("arguments", self.ours.argument_bytes, self.theirs.argument_bytes, _megabytes),
-            ("temporaries", self.ours.temp_bytes, self.theirs.temp_bytes, _megabytes),
+            ("arguments", self.ours.argument_bytes, self.theirs.argument_bytes, megabytes),
+            ("temporaries", self.ours.temp_bytes, self.theirs.temp_bytes, megabytes),
             ("kernels", a.kernels, b.kernels, str),
             ("time of products", a.product_seconds, b.product_seconds, seconds_text),
         )
-        lines = [f"{name:20} {text(one):>14} {text(other):>14} {_ratio(one, other):>7}" for name, one, other, text in rows]
-        return [f"{'':20} {'tpuflow':>14} {'XLA:TPU':>14} {'ratio':>7}", *lines]
+        return [(name, text(one), text(other), ratio_text(one, other)) for name, one, other, text in found]
+
+    def _totals(self) -> list[str]:
+        rows = [("", "tpuflow", "XLA:TPU", "ratio"), *self.totals()]
+        return [f"{name:20} {one:>14} {other:>14} {ratio:>7}" for name, one, other, ratio in rows]
 
 
 def _counted(collectives: Iterable[Sent]) -> int:
@@ -192,7 +221,7 @@ def _counted(collectives: Iterable[Sent]) -> int:
 
 def _sent_most(who: str, side: Side) -> list[str]:
     return [
-        f"  {who}: {_megabytes(one.sent_bytes):>12} {one.kind}, {one.beside_bytes / max(1, one.sent_bytes):.0%} beside computation  "
+        f"  {who}: {megabytes(one.sent_bytes):>12} {one.kind}, {one.beside_bytes / max(1, one.sent_bytes):.0%} beside computation  "
         f"{one.scope}  {Path(one.source).name}".rstrip()
         for one in largest(side.collectives, NAMED)
     ]
@@ -220,45 +249,63 @@ def _table(rows: Sequence[LayerRow]) -> list[str]:
 def _explained(rows: Sequence[LayerRow]) -> list[str]:
     lines: list[str] = []
     for row in rows:
-        more = f"{_megabytes(abs(row.difference))} {'more' if row.difference > 0 else 'less'} than XLA:TPU"
-        lines += [f"{row.layer}, {row.phase}: {more}", *_named("tpuflow", row.ours), *_named("XLA:TPU", row.theirs)]
+        named = [f"  {who}: {size:>12}{aside}  {what}".rstrip() for who, size, aside, what in largest_of(row)]
+        lines += [f"{row.layer}, {row.phase}: {explanation(row)}", *named]
     return lines
+
+
+def explanation(row: LayerRow) -> str:
+    """How much more or less we move in a layer than XLA:TPU, and what seems to be the cause."""
+    sides = [(US, total(row.ours)), (THEM, total(row.theirs))]
+    (more, most), (fewer, least) = sides if row.difference > 0 else sides[::-1]
+    size = f"{megabytes(abs(row.difference))} {'more' if more == US else 'less'} than XLA:TPU"
+    here, there = (sum(getattr(costs, name) for name in ON_CHIP) for costs in (most, least))
+    if 2 * (there - here) >= abs(row.difference):
+        return f"{size}; {fewer} reads and writes {megabytes(there - here)} more on the chip"
+    if most.kernels > least.kernels > 0:
+        return f"{size}; {more} has {most.kernels} kernels, {fewer} {least.kernels}, so that more goes between them through HBM"
+    if not least.hbm_bytes:
+        return f"{size}; {fewer} moves nothing here: what it reads came before, or stays on the chip, or is in another layer"
+    return f"{size}; kernels of {more} read more of it again, or hold it in wider types"
+
+
+def largest_of(row: LayerRow) -> list[tuple[str, str, str, str]]:
+    """The largest of either side's work in HBM: whose, its size, what it keeps or moves on the side, and what it is."""
+    return [(who, *one) for who, work in ((US, row.ours), (THEM, row.theirs)) for one in _named(work)]
 
 
 def _row(row: LayerRow) -> str:
     a, b = total(row.ours), total(row.theirs)
     products = f"{seconds_text(a.product_seconds)} / {seconds_text(b.product_seconds)}" if a.product_seconds or b.product_seconds else "-"
     layer = row.layer if len(row.layer) <= 52 else f"...{row.layer[-49:]}"
-    numbers = f"{a.hbm_bytes / 1e6:10.2f} {b.hbm_bytes / 1e6:10.2f} {_ratio(a.hbm_bytes, b.hbm_bytes):>6}"
+    numbers = f"{a.hbm_bytes / 1e6:10.2f} {b.hbm_bytes / 1e6:10.2f} {ratio_text(a.hbm_bytes, b.hbm_bytes):>6}"
     return f"{layer:52} {row.phase:8} {numbers} {f'{a.kernels}/{b.kernels}':>9} {products:>23}"
 
 
-def _named(who: str, work: Sequence[Work]) -> list[str]:
-    """The largest of a side's work in HBM, and what it keeps or moves on the side."""
+def _named(work: Sequence[Work]) -> list[tuple[str, str, str]]:
     largest = sorted((one for one in work if one.costs.hbm_bytes), key=lambda one: -one.costs.hbm_bytes)[:NAMED]
-    return [
-        f"  {who}: {_megabytes(one.costs.hbm_bytes):>12}{_aside(one.costs)}  {one.what}  {Path(one.source).name}".rstrip()
-        for one in largest
-    ]
+    return [(megabytes(one.costs.hbm_bytes), _aside(one.costs), f"{one.what}  {Path(one.source).name}".rstrip()) for one in largest]
 
 
 def _aside(costs: KernelCosts) -> str:
     if costs.prefetched_bytes:
         return " moved while others run"
     kept = [(getattr(costs, name), memory) for name, (memory, _) in BESIDE_HBM.items()]
-    return "".join(f" and {_megabytes(size)} in {memory}" for size, memory in kept if _in_sight(size))
+    return "".join(f" and {megabytes(size)} in {memory}" for size, memory in kept if _in_sight(size))
 
 
 def _in_sight(count: int) -> bool:
     """Whether so many bytes are more than 0.00 MB."""
-    return _megabytes(count) != _megabytes(0)
+    return megabytes(count) != megabytes(0)
 
 
-def _megabytes(count: float) -> str:
+def megabytes(count: float) -> str:
+    """Bytes in MB."""
     return f"{count / 1e6:.2f} MB"
 
 
-def _ratio(one: float, other: float) -> str:
+def ratio_text(one: float, other: float) -> str:
+    """One over the other."""
     if not other:
         return "-"
     return f"{one / other:.2f}" if one < FAR * other else f">{FAR}"

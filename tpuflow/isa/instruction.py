@@ -277,9 +277,10 @@ class Instruction:
         for name, kind in self.kinds.items():
             yield name, kind, getattr(self, name)
 
-    def on(self, place: Mapping[int, int]) -> Self:
-        """The same on other buffers: `place` has them by the numbers of those that they take the place of."""
-        moved: dict[str, Any] = {name: w.on(place[w.buffer]) for name, _ in self.windowed if (w := getattr(self, name)).buffer in place}
+    def on(self, place: Mapping[int, int], role: str | None = None) -> Self:
+        """The same on other buffers: `place` has them by the numbers of those whose place they take, in all windows or of one role."""
+        windows = ((name, getattr(self, name)) for name, kind in self.windowed if role in (None, kind.role))
+        moved: dict[str, Any] = {name: w.on(place[w.buffer]) for name, w in windows if w.buffer in place}
         return dataclasses.replace(self, **moved) if moved else self  # type: ignore[type-var]
 
     def windows(self) -> Sequence[tuple[str, Window]]:

@@ -126,9 +126,9 @@ class Kernel:
         """The sections by their names, in order."""
         return tuple((name, getattr(self, name)) for name in SECTIONS)
 
-    def on(self, place: Mapping[int, int]) -> Kernel:
-        """The same on other buffers: `place` has them by the numbers of those that they take the place of."""
-        moved = {name: tuple([i.on(place) if i.windowed else i for i in section]) for name, section in self.sections}
+    def on(self, place: Mapping[int, int], role: str | None = None) -> Kernel:
+        """The same on other buffers: `place` has them by the numbers of those whose place they take, in all windows or of one role."""
+        moved = {name: tuple([i.on(place, role) if i.windowed else i for i in section]) for name, section in self.sections}
         return replace(self, **moved)
 
     @property

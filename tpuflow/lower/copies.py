@@ -12,6 +12,9 @@ from tpuflow.isa.liveness import Timeline, touched
 from tpuflow.isa.program import Block, CallHost, Copy, Kernel, Loop, Moving, Program, Switch, While, walk
 from tpuflow.lower.stays import Site, Stay
 
+Role = tuple[str, str]
+"""A kernel's place, and whether it reads or writes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -48,7 +51,7 @@ def with_copies(program: Program, timeline: Timeline, placed: Sequence[Placed], 
     final = [places[n] for n in numbers]
     buffers, names = [program.buffers[n] for n in kept], [program.buffer_names[n] for n in kept if program.buffer_names]
     between: dict[Site, _Between] = defaultdict(_Between)
-    renamed: dict[str, dict[int, int]] = defaultdict(dict)
+    renamed: dict[Role, dict[int, int]] = defaultdict(dict)
     semaphore = max((b.semaphore for _, b in walk(program.code) if isinstance(b, Moving)), default=-1)
     for p in placed:
         n, stay = final[p.stay.buffer], p.stay
@@ -60,7 +63,8 @@ def with_copies(program: Program, timeline: Timeline, placed: Sequence[Placed], 
         buffers.append(there)
         names += [names[n]] if names else []
         for access in stay.accesses:
-            renamed[timeline.places[access.tick]][p.stay.buffer] = resident
+            for role in ("read",) if stay.loads else ("read", "write"):
+                renamed[timeline.places[access.tick], role][p.stay.buffer] = resident
         source, target = (n, resident) if stay.loads else (resident, n)
         here, at_once = between[stay.begins], stay.begins == stay.awaited
         (here.stores if at_once and not stay.loads else here.copies).append(Copy(source, target, semaphore))
@@ -99,11 +103,11 @@ def _numbers(program: Program, timeline: Timeline, placed: Sequence[Placed], rep
 
 @dataclass(frozen=True, slots=True)
 class _List:
-    """Goes over lists of blocks: what goes between them, which buffers kernels use in place of others, by their places, and which buffers
-    have other numbers everywhere else."""
+    """Goes over lists of blocks: what goes between them, which buffers kernels read or write in place of others, by their places, and which
+    buffers have other numbers everywhere else."""
 
     between: Mapping[Site, _Between]
-    renamed: Mapping[str, Mapping[int, int]]
+    renamed: Mapping[Role, Mapping[int, int]]
     changed: Mapping[int, int]
 
     def blocks(self, code: Sequence[Block], path: str) -> tuple[Block, ...]:
@@ -121,9 +125,12 @@ class _List:
     def _block(self, block: Block, place: str) -> Block:
         match block:
             case Kernel():
-                here, new = self.renamed.get(place, {}), self.changed
-                numbers = {b: here.get(b, new.get(b, b)) for b, _ in touched(block) if b in here or b in new}
-                return block.on(numbers) if numbers else block
+                used, new = {b for b, _ in touched(block)}, self.changed
+                for role in ("read", "write"):
+                    here = self.renamed.get((place, role), {})
+                    numbers = {b: here.get(b, new.get(b, b)) for b in used if b in here or b in new}
+                    block = block.on(numbers, role) if numbers else block
+                return block
             case Collective() | Copy() | Position() | CallHost():
                 return self._elsewhere(block)
             case Loop():

@@ -54,9 +54,10 @@ def _placed(program: Program, timeline: Timeline) -> Sequence[Placed]:
 
     sizes = [buffer.bytes for buffer in program.buffers]
 
-    def worth(stay: Stay, power: float) -> tuple[float, int, int]:
+    def worth(stay: Stay, power: float) -> tuple[bool, float, int, int]:
         ticks = stay.last - stay.first + 1
-        return -stay.saved_bytes / (sizes[stay.buffer] * ticks**power), stay.first, stay.buffer
+        small = stay.begins is not None and stay.saved_bytes * bus.a_byte <= program.chip.dma_seconds
+        return small, -stay.saved_bytes / (sizes[stay.buffer] * ticks**power), stay.first, stay.buffer
 
     without_copies = [stay for stay in candidates if stay.begins is None]
     found = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tpuflow.chips import Chip
@@ -30,13 +30,14 @@ Site = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What one kernel, at `tick`, moves from and to a buffer, in bytes of the bus. It
-    `strays` if one core may touch what another has in its VMEM."""
+    """What one kernel, at `tick`, moves from and to a buffer, in bytes of the bus. It `strays` if one core may touch what another has in
+    its VMEM, and reads `apart` if what it reads may be elsewhere than what it writes."""
 
     tick: int
     read: int = 0
     written: int = 0
     strays: bool = False
+    apart: bool = True
 
     @property
     def moved(self) -> int:
@@ -48,8 +49,9 @@ class Access:
 class Stay:
     """`buffer` on the chip from tick `first` to `last`; `accesses` are those of kernels that reach it there.
 
-    With a copy, from HBM if it `loads`, else to it, it is there under another number; without one it is there all its life. The copy
-    `begins` at one place and is `awaited` at another, and kernels at the ticks `meanwhile` run in between.
+    With a copy, from HBM if it `loads`, else to it, it is there under another number; without one it is there all its life. What `loads` is
+    only read there: a kernel that updates it writes it in HBM. The copy `begins` at one place and is `awaited` at another, and kernels at
+    the ticks `meanwhile` run in between.
     """
 
     buffer: int
@@ -66,11 +68,11 @@ class Stay:
 @dataclass(frozen=True, slots=True)
 class _Needs:
     """What every kernel of a form needs: seconds to compute, bytes of the cache that hold what it reads `again`, and of each of its buffers
-    in turn its number in the form, and what is read, written, and whether a core may stray there."""
+    in turn its number in the form, and what is read, written, whether a core may stray there, and whether it is read apart."""
 
     compute: float
     again: int
-    moved: tuple[tuple[int, int, int, bool], ...]
+    moved: tuple[tuple[int, int, int, bool, bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,28 +126,36 @@ class Bus:
                 cycles[instruction.queue] += runs * cost.cycles
                 drawing += runs * cost.generator_cycles
                 for role, window in instruction.windows():
-                    moved = found.setdefault(window.buffer, {"read": 0, "write": 0, "strays": 0})
+                    moved = found.setdefault(window.buffer, {"read": 0, "write": 0, "strays": 0, "apart": role == "read"})
                     moved["strays"] += bool(parts.strays(window, self.program.buffers[window.buffer].elems))
                     moved[role] += runs * cost.bus_bytes // cached.times.get(window, 1)  # the others come from the cache
                     if instruction.has("updates"):
                         moved["read"] += 1  # the half of it that is read: enough to tell that it is
+                        moved["apart"] = False
         compute = max(*cycles.values(), drawing) / self.chip.clock_hz / self.chip.cores
-        numbered = tuple((buffers.index(b), moved["read"], moved["write"], moved["strays"] > 0) for b, moved in found.items())
-        return _Needs(compute, cached.bytes, numbered)
+        numbered = [(buffers.index(b), m["read"], m["write"], m["strays"] > 0, bool(m["apart"])) for b, m in found.items()]
+        return _Needs(compute, cached.bytes, tuple(numbered))
 
     def _enter(self, tick: int, buffers: Sequence[int], needs: _Needs) -> None:
         self.compute[tick], self.again[tick] = needs.compute, needs.again
-        for number, read, written, strays in needs.moved:
-            self.accesses[buffers[number]].append(Access(tick, read, written, strays=strays))
+        for number, read, written, strays, apart in needs.moved:
+            self.accesses[buffers[number]].append(Access(tick, read, written, strays=strays, apart=apart))
             self.busy[tick] += self.a_byte * (read + written)
 
     def gains(self, stay: Stay, count_bytes: int) -> bool:
-        """Whether kernels gain more by a stay than its copy may make the chip wait."""
+        """Whether kernels gain more by a stay than its copy may make the chip wait, or the chip does not wait."""
         compute, busy, a_byte = self.compute, self.busy, self.a_byte
         gained = [
-            max(compute[t := a.tick], busy[t]) - max(compute[t], busy[t] - a_byte * (a.read + a.written)) for a in stay.accesses
+            max(compute[t := a.tick], busy[t]) - max(compute[t], busy[t] - a_byte * a.moved) for a in stay.accesses
         ]  # what each kernel is faster without the moves
-        return sum(gained) > max(0.0, a_byte * count_bytes - sum(map(self.spare, stay.meanwhile)))
+        waits = self.waits(count_bytes, stay.meanwhile)
+        return not waits or sum(gained) > waits
+
+    def waits(self, count_bytes: int, meanwhile: Iterable[int]) -> float:
+        """Seconds by which a copy takes longer than these kernels, or needs more of the bus than they leave."""
+        ticks, copying = list(meanwhile), self.a_byte * count_bytes
+        late = self.chip.dma_seconds + copying - sum(max(self.compute[t], self.busy[t]) for t in ticks)
+        return max(0.0, late, copying - sum(map(self.spare, ticks)))
 
     def move(self, stay: Stay, count_bytes: int) -> None:
         """A stay's accesses leave the bus, and its copy uses what kernels leave of it."""
@@ -224,6 +234,7 @@ class Stays:
         """Copied from HBM ahead of some readers."""
         sites = [self._site(a) for a in accesses]
         stops, read = _stops(accesses, [path for path, _ in sites]), [0, *itertools.accumulate(a.read for a in accesses)]
+        reads = [replace(a, written=0) for a in accesses]
         written: Access | None = None
         for i, access in enumerate(accesses):
             path, position = sites[i]
@@ -235,7 +246,7 @@ class Stays:
                 begins, line = self._ahead(n, path, position, earliest), self.lines[path]
                 meanwhile = tuple(line[begins:position])
                 for stop, saved in worth:
-                    here, last = tuple(accesses[i:stop]), accesses[stop - 1].tick
+                    here, last = tuple(reads[i:stop]), accesses[stop - 1].tick
                     yield Stay(n, line[begins], last, here, saved, (path, begins), (path, position), loads=True, meanwhile=meanwhile)
             written = access if access.written else written
 
@@ -247,8 +258,9 @@ class Stays:
         return max(n for n, place in enumerate(self.timeline.places[line[-1] :], line[-1]) if place.startswith(path))
 
     def _is_worth(self, saved_bytes: int) -> bool:
-        """Whether a copy saves more of the time of the memory bus than it takes to start."""
-        return saved_bytes * self.bus.a_byte > self.bus.chip.dma_seconds
+        """Whether a copy saves more of the time of the memory bus than it takes to issue."""
+        chip = self.bus.chip
+        return saved_bytes * self.bus.a_byte > chip.issue_cycles / chip.clock_hz
 
     def _site(self, access: Access) -> Site:
         return _split(self.timeline.places[access.tick])
@@ -259,28 +271,24 @@ class Stays:
         return int(place[len(path) :].partition(".")[0]) if place.startswith(path) else None
 
     def _hidden(self, n: int, path: str, begins: int, limit: int) -> int:
-        """Where a copy that begins here has found enough of the bus, at most `limit`."""
-        needed, at = self.bus.a_byte * self.program.buffers[n].bytes, begins
-        while at < limit and needed > 0 and at < begins + COPIES_AHEAD:
-            needed -= self.bus.spare(self.lines[path][at])
-            at += 1
-        return at
+        """Where nothing waits for a copy that begins here, at most `limit`."""
+        size, line, ends = self.program.buffers[n].bytes, self.lines[path], range(begins, min(limit, begins + COPIES_AHEAD))
+        return next((at for at in ends if not self.bus.waits(size, line[begins:at])), max(begins, ends.stop))
 
     def _ahead(self, n: int, path: str, position: int, earliest: int) -> int:
-        """How early a copy must begin to have found enough of the bus, at least `earliest`."""
-        needed, at = self.bus.a_byte * self.program.buffers[n].bytes, position
-        while at > earliest and needed > 0:
-            at -= 1
-            needed -= self.bus.spare(self.lines[path][at])
-        return at
+        """How early a copy must begin that nothing waits for, at least `earliest`."""
+        size, line = self.program.buffers[n].bytes, self.lines[path]
+        return next((at for at in range(position, earliest, -1) if not self.bus.waits(size, line[at:position])), earliest)
 
 
 def _stops(accesses: Sequence[Access], paths: Sequence[str]) -> list[int]:
-    """Of every access, where those from it on end that only read, within one list of blocks."""
+    """Of every access, where those from it on end that read the same, within one list of blocks: the last may be an update."""
     stops: list[int] = []
     for i in reversed(range(len(accesses))):
-        goes_on = bool(stops) and not accesses[i + 1].written and paths[i + 1] == paths[i]
-        stops.append(i if accesses[i].written else stops[-1] if goes_on else i + 1)
+        if accesses[i].written:
+            stops.append(i + 1 if accesses[i].read and accesses[i].apart else i)
+        else:
+            stops.append(stops[-1] if stops and paths[i + 1] == paths[i] else i + 1)
     return stops[::-1]
 
 

@@ -8,7 +8,7 @@ import importlib.resources
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tpuflow import __version__
@@ -90,6 +90,30 @@ def filled(template: str, parts: Mapping[str, str]) -> str:
     parts = {"policy": STILL + (SCRIPTED if "script" in parts else ""), **parts}
     pieces = (asset("head.html") + asset(template)).split("@")  # text between markers, marker names in between
     return "".join(parts.get(piece, f"@{piece}@") if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def html_table(heads: Iterable[str], rows: Iterable[Iterable[str]], numbers: Container[str] = ()) -> str:
+    """A table of cells that are HTML; columns of numbers have their heading on the right."""
+    head = "".join(f'<th class="number">{name}</th>' if name in numbers else f"<th>{name}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def html_cell(text: str) -> str:
+    """A cell of text."""
+    return f"<td>{html.escape(text)}</td>"
+
+
+def html_number(text: str) -> str:
+    """A cell of a number."""
+    return f'<td class="number">{html.escape(text)}</td>'
+
+
+def html_bar(difference: float, most: float) -> str:
+    """A cell with a bar from its middle: to the right for what is more, to the left for what is less, of at most so much."""
+    share = 50 * abs(difference) / most  # of the cell's width
+    side, color = (50, "more") if difference > 0 else (50 - share, "less")
+    return f'<td class="bar"><i style="margin-left:{side:.2f}%;width:{share:.2f}%;background:var(--{color})"></i></td>'
 
 
 def _summary(text: str) -> str:

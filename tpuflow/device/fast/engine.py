@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from tpuflow.device.budget import Budget
+from tpuflow.device.fast.copies import read_at_home
 from tpuflow.device.fast.cuts import Cuts, HostLoop, Segment, Stage
 from tpuflow.device.fast.execution import Counting, Execution, Pace, open_outfeed
 from tpuflow.device.fast.host import DEFAULT, Host, Sizes
@@ -110,9 +111,9 @@ class FastEngine:
         if not verified:
             verify(program)
         self.program, self.host = program, host
-        self.translation = Translation(program, bitexact=fidelity == "bitexact", over=host.over)
+        self.translation = Translation(read_at_home(program), bitexact=fidelity == "bitexact", over=host.over)
         self._lanes = self.translation.lanes
-        cuts = Cuts(program, self.translation.liveness, self._lanes.divergent)
+        cuts = Cuts(self.translation.program, self.translation.liveness, self._lanes.divergent)
         self.segments = cuts.segments()
         self._waits = not cuts.short or host.over is not None or bool(program.functions)
         options: dict[str, Any] = (

@@ -24,8 +24,7 @@ from tpuflow.device.fast.samples import NotLinear, Sample, constant, multiplies,
 from tpuflow.dtypes import F32
 from tpuflow.isa.dma import Load
 from tpuflow.isa.matrix import MatmulAccumulate
-from tpuflow.isa.program import Copy, Program
-from tpuflow.isa.program import walk as blocks_of
+from tpuflow.isa.program import Program
 from tpuflow.jaxprs.compat import Equation, Jaxpr, Literal
 
 LEAST_PRODUCTS, LEAST_ELEMS = 2, 2**13
@@ -87,7 +86,6 @@ def _complex(parts: Sequence[Any]) -> Any:
 def multiplies_roots(program: Program) -> bool:
     """Whether a kernel with a product reads a constant that could be a matrix of roots of unity: what is worth looking at."""
     tables = {c.buffer for c in program.constants if program.buffers[c.buffer].dtype == F32 and _could_be_roots(c.data)}
-    tables |= {b.target for _, b in blocks_of(program.code) if isinstance(b, Copy) and b.source in tables}
     return bool(tables) and any(
         any(isinstance(i, MatmulAccumulate) for i in kernel.instructions)
         and any(isinstance(i, Load) and i.window.buffer in tables for i in kernel.instructions)

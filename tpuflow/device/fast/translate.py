@@ -162,7 +162,6 @@ class _Run:
         self.t, self.ar, self.zero, self.infeeds, self.budget = translation, ar, zero, infeeds, budget
         self.program = translation.program
         self.resting: frozenset[int] = frozenset()
-        self.sources: dict[int, int] = {}  # of copies, by their targets: one array under two numbers
         self.overwritten = frozenset(p.buffer for p in translation.program.inputs if p.donated)
         self.started: list[tuple[Collective, Any]] = []  # and what is sent
 
@@ -231,9 +230,8 @@ class _Run:
             axes = self.t.summed.kernels.get(id(kernel))
             chips = None if axes is None else functools.partial(self.t.lanes.side_by_side, axes=axes)
             new, tier = translate_kernel(kernel, self.program.buffers, hbm, self.ar, self.resting, read_later, chips)
-        looked_at = read | {n for b in read if (n := self.sources.get(b, b)) in env and env[n] is arrays[b]}
         results = [x for x in new.values() if x.size]
-        env.update({("read", b): (env[b], results) for b in (looked_at - written) & self.overwritten & env.keys()})
+        env.update({("read", b): (env[b], results) for b in (read - written) & self.overwritten & env.keys()})
         env.update(new)
         self.t.tiers[self.t.places[id(kernel)]] = tier
 
@@ -242,7 +240,6 @@ class _Run:
         array, source, target = self.buffer(env, c.source), *(self.program.buffers[n] for n in (c.source, c.target))
         if c.index < 0:
             env[c.target] = array if source.shape == target.shape else array.reshape(target.shape)
-            self.sources[c.target] = c.source
             return
         item = self.buffer(env, c.index).reshape(())
         if source.space == "host":
