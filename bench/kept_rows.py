@@ -22,12 +22,13 @@ def kept(path: Path) -> Rows:
 
 def make(path: Path, tasks: Mapping[tuple[str, str], Task], jobs: int) -> Rows:
     """Run the tasks, by row and side, so many at a time; each is written as soon as it is there. What the file has in the end."""
-    rows, begin = kept(path), time.perf_counter()
+    begin = time.perf_counter()
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         futures = {pool.submit(function, *arguments): key for key, (function, arguments) in tasks.items()}
         for number, future in enumerate(as_completed(futures), 1):
             row, side = futures[future]
-            rows.setdefault(row, {})[side] = figures = future.result()
+            figures, rows = future.result(), kept(path)  # others may have written meanwhile
+            rows.setdefault(row, {})[side] = figures
             path.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
             print(f"{number}/{len(tasks)} after {time.perf_counter() - begin:.0f} s: {row}, {side}: {figures}", flush=True)
-    return rows
+    return kept(path)

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from bench.kept_rows import Figures, Rows, kept, make
@@ -73,15 +74,16 @@ def _labelled(function: Callable[..., Any]) -> Callable[[int, Any], Made]:
 
 
 def _conv(stride: int = 1, groups: int = 1, dilation: int = 1) -> Callable[..., Any]:
+    """dilation: of the pictures, as in the gradient of a convolution with that stride."""
     return partial(
-        lax.conv_general_dilated, window_strides=(stride,) * 2, padding="SAME", lhs_dilation=(dilation,) * 2,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups,
+        lax.conv_general_dilated, window_strides=(stride,) * 2, padding="SAME" if dilation == 1 else ((1, 1),) * 2,
+        lhs_dilation=(dilation,) * 2, dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups,
     )  # fmt: skip
 
 
 def _pooled(kind: Any, start: Any, window: int, stride: int) -> Callable[[Any], Any]:
     return lambda x: lax.reduce_window(
-        x, jnp.asarray(start(x.dtype), x.dtype), kind, (1, window, window, 1), (1, stride, stride, 1), "SAME"
+        x, np.asarray(start(x.dtype), x.dtype), kind, (1, window, window, 1), (1, stride, stride, 1), "SAME"
     )
 
 

@@ -168,6 +168,34 @@ ENTRY %main (x: f32[64,128], y: f32[8,128]) -> f32[64,128] {
 }
 """
 GUEST, INDICES, NUMBER = 8 * 128 * 4, 16 * 4, 4
+OFFLOADED = """HloModule jit_offloaded, is_scheduled=true
+
+%taken (p: f32[1000,128], n: s32[16]) -> f32[16,128] {
+  %p = f32[1000,128]{1,0:T(8,128)} parameter(0)
+  %n = s32[16]{0:T(128)} parameter(1)
+  ROOT %rows = f32[16,128]{1,0:T(8,128)} custom-call(%p, %n), custom_call_target="x"
+}, execution_thread="sparsecore"
+
+%added (q: f32[1000,128], m: s32[16], u: f32[16,128]) -> f32[1000,128] {
+  %q = f32[1000,128]{1,0:T(8,128)} parameter(0)
+  %m = s32[16]{0:T(128)} parameter(1)
+  %u = f32[16,128]{1,0:T(8,128)} parameter(2)
+  ROOT %sums = f32[1000,128]{1,0:T(8,128)} custom-call(%q, %m, %u), custom_call_target="x"
+}, execution_thread="sparsecore"
+
+ENTRY %main (x: f32[1000,128], i: s32[16]) -> f32[1000,128] {
+  %x = f32[1000,128]{1,0:T(8,128)} parameter(0)
+  %i = s32[16]{0:T(128)} parameter(1)
+  %g = ((), (), (s32[99]{0:T(128)}, s32[4]{0:T(1)S(11)}, s32[4]{0:S(10)})) async-start(), \
+async_execution_thread="sparsecore", calls=%taken, metadata={op_name="jit(f)/take/gather"}
+  %g.update = ((f32[1000,128]{1,0:T(8,128)}, s32[16]{0:T(128)}), f32[16,128]{1,0:T(8,128)}, (s32[99]{0:T(128)})) async-update(%g, %x, %i)
+  %g.done = f32[16,128]{1,0:T(8,128)} async-done(%g.update), metadata={op_name="jit(f)/take/gather"}
+  %s = ((f32[1000,128]{1,0:T(8,128)}, s32[16]{0:T(128)}, f32[16,128]{1,0:T(8,128)}), f32[1000,128]{1,0:T(8,128)}, u32[]{:S(8)}) \
+async-start(%x, %i, %g.done), async_execution_thread="sparsecore", calls=%added, metadata={op_name="jit(f)/add/scatter-add"}
+  ROOT %s.done = f32[1000,128]{1,0:T(8,128)} async-done(%s), metadata={op_name="jit(f)/add/scatter-add"}
+}
+"""
+ROWS = 16 * 128 * 4
 
 
 # --- products in blocks
@@ -253,6 +281,16 @@ def test_every_memory_space_counts_as_what_it_is(name: str, expected: Moved):
     found = parse(SPACES)
     assert moved(found, "main", found.op("main", name)) == expected
     assert found.op("main", "kept").results == (Array(INPUT, Space.CMEM),)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("g", 0), ("g.update", 2 * ROWS + INDICES), ("g.done", 0), ("s", 3 * ROWS + INDICES), ("s.done", 0)],
+)
+def test_what_a_sparse_core_is_given_counts_once_and_of_a_table_the_rows(name: str, expected: int):
+    module = parse(OFFLOADED)
+    found = moved(module, "main", module.op("main", name))
+    assert (found.hbm, found.prefetched, found.vmem) == (expected, 0, 0)
 
 
 def test_totals_name_the_memories_that_either_side_uses():

@@ -184,7 +184,7 @@ def _vendor_work(module: Module, chip: Chip) -> list[tuple[Place, Work]]:
             continue
         layer, each = place_in(scope, trains=trains), moved(module, computation, op)
         costs = KernelCosts(
-            kernels=0 if op.opcode in STARTS else times,
+            kernels=0 if op.opcode in STARTS or op.opcode == "async-update" else times,
             hbm_bytes=times * (each.hbm + each.prefetched),
             prefetched_bytes=times * each.prefetched,
             vmem_bytes=times * each.vmem,

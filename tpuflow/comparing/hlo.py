@@ -21,7 +21,7 @@ from tpuflow.errors import ConfigError, short
 class Space(IntEnum):
     """A memory space, by its number in XLA:TPU's layouts: the colours that JAX gives operands of Pallas kernels
     (`jax._src.tpu_custom_call`); CMEM and SCALAR as libtpu 0.0.52 prints them, of arrays on tpu-v4 that other chips have in VMEM, and of
-    single numbers."""
+    single numbers; those at the end are of SparseCores, whose names for them are not public."""
 
     HBM = 0
     VMEM = 1
@@ -31,6 +31,10 @@ class Space(IntEnum):
     HOST = 5
     SCALAR = 6
     SPARSE_CORE_SEMAPHORE = 8
+    SPARSE_CORE_10 = 10
+    SPARSE_CORE_11 = 11
+    SPARSE_CORE_12 = 12
+    SPARSE_CORE_15 = 15
 
 
 BITS: Mapping[str, int] = {
@@ -173,7 +177,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """A module as `jax.stages.Compiled.as_text` gives it.
+    """A scheduled module as XLA:TPU writes it, which is also what `jax.stages.Compiled.as_text` gives.
 
     Raises:
       ConfigError: it has no entry computation, or something in it cannot be read.

@@ -38,6 +38,8 @@ def moved(module: Module, computation: str, op: Op) -> Moved:
     the loops of a product read again counts each time."""
     if op.opcode in STARTS:
         return _started(op.results[0], op.results[1])
+    if op.opcode.startswith("async-"):
+        return _given(module, computation, op)
     if op.opcode.endswith(("-done", "-update")):
         return Moved()
     inside = _fused(op)
@@ -52,6 +54,29 @@ def _started(one: Array, other: Array) -> Moved:
     smaller = min(one, other, key=lambda array: array.bytes)
     ends = _by_space([replace(smaller, space=one.space), replace(smaller, space=other.space)])
     return Moved(prefetched=ends["hbm"], host=ends["host"], padding=ends["padding"])
+
+
+def _given(module: Module, computation: str, op: Op) -> Moved:
+    """What another core, a SparseCore, is given to do, where it gets its operands: these and its results; of a table from which rows are
+    taken as much as they are, and of one to which rows are added as much as is read and written of it."""
+    start = module.op(computation, op.operands[0]) if op.opcode == "async-update" else op
+    operands = op.operands if start is op else op.operands[1:]
+    inside = next((name for role, name in start.called if role == "calls"), None)
+    if op.opcode == "async-done" or not operands or inside is None:
+        return Moved()
+    table, *others = [array for name in operands for array in module.op(computation, name).results]
+    result, *more = next(o for o in module.computations[inside] if o.root).results
+    what = start.scope.rpartition("/")[2]
+    if what == "gather":
+        table = _at_most(table, result.bytes)
+    elif what.startswith("scatter") and others:
+        rows = max(array.bytes for array in others)
+        table, result = _at_most(table, rows), _at_most(result, rows)
+    return Moved(**_by_space([table, *others, result, *more]))
+
+
+def _at_most(array: Array, count: int) -> Array:
+    return Array(count, array.space) if count < array.bytes else array
 
 
 def _by_space(arrays: Sequence[Array]) -> dict[str, int]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +21,9 @@ from tpuflow.errors import ConfigError
 from tpuflow.jaxprs.shardings import Cut
 
 PACKAGE = "libtpu"
+DUMPED = ".after_codegen.txt"
+"""The end of the name of the dump with the scheduled module, windows and cycles included. `as_text` fails where a part is given to a
+SparseCore: jaxlib cannot read that back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +121,17 @@ def compile_ahead(
 
     found = topology_of(chip, placed.devices)
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # else it looks for a cloud machine's metadata until it gives up
-    try:
-        topology = topologies.get_topology_desc(platform="tpu", topology_name=found.name)
-        compiled = _lowered(fun, arguments, topology, placed, donate_argnums).compile()
-    except RuntimeError as error:  # JAX's own errors are such
-        raise ConfigError(f"XLA:TPU does not compile this for {found.name}: {str(error).strip()}") from error
-    text, memory = compiled.as_text(), compiled.memory_analysis()
-    if text is None or memory is None:
+    with tempfile.TemporaryDirectory(prefix="tpuflow-") as folder:
+        try:
+            topology = topologies.get_topology_desc(platform="tpu", topology_name=found.name)
+            lowered = _lowered(fun, arguments, topology, placed, donate_argnums)
+            compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+        except RuntimeError as error:  # JAX's own errors are such
+            raise ConfigError(f"XLA:TPU does not compile this for {found.name}: {str(error).strip()}") from error
+        texts, memory = [path.read_text() for path in Path(folder).glob(f"*{DUMPED}")], compiled.memory_analysis()
+    if len(texts) != 1 or memory is None:
         raise ConfigError(f"XLA:TPU compiled for {found.name}, but the installed {PACKAGE} does not show what; try another version.")
-    return Compiled(with_trips(parse(text)), memory.argument_size_in_bytes, memory.temp_size_in_bytes, found)
+    return Compiled(with_trips(parse(texts[0])), memory.argument_size_in_bytes, memory.temp_size_in_bytes, found)
 
 
 def _lowered(fun: Callable[..., Any], arguments: Any, topology: Any, placed: Placed, donate_argnums: tuple[int, ...]) -> Any:
