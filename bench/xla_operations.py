@@ -82,9 +82,7 @@ def _conv(stride: int = 1, groups: int = 1, dilation: int = 1) -> Callable[..., 
 
 
 def _pooled(kind: Any, start: Any, window: int, stride: int) -> Callable[[Any], Any]:
-    return lambda x: lax.reduce_window(
-        x, np.asarray(start(x.dtype), x.dtype), kind, (1, window, window, 1), (1, stride, stride, 1), "SAME"
-    )
+    return lambda x: lax.reduce_window(x, np.asarray(start(x.dtype), x.dtype), kind, (1, window, window, 1), (1, stride, stride, 1), "SAME")
 
 
 def _least(dtype: Any) -> Any:

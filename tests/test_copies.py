@@ -19,6 +19,7 @@ from tests.programs import VMEM_PLACE, copies_program, map_kernel, unary
 from tests.test_residency import PLACES, without_a_place
 from tpuflow.chips import get_chip
 from tpuflow.compiler import PIPELINE, compile_function
+from tpuflow.device.fast.copies import read_at_home
 from tpuflow.device.fast.engine import FastEngine
 from tpuflow.device.reference import ReferenceEngine
 from tpuflow.device.runtime import Executable
@@ -33,6 +34,7 @@ from tpuflow.isa.collectives import Await
 from tpuflow.isa.disassembler import disassemble
 from tpuflow.isa.file import from_bytes, to_bytes
 from tpuflow.isa.instruction import Instruction
+from tpuflow.isa.kernel_forms import forms_of
 from tpuflow.isa.liveness import Timeline, touched
 from tpuflow.isa.program import Block, Copy, Kernel, Program, walk
 from tpuflow.lower.assemble import Interface
@@ -422,3 +424,14 @@ def test_nothing_to_wait_for_is_refused_and_found() -> None:
         verify(program)
     with pytest.raises(HazardError, match="await 1: nothing is on its way for semaphore 0"):
         _launch(program, "late")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_forms_of_kernels_that_read_elsewhere_are_those_that_they_would_be_given(name: str) -> None:
+    program = _compiled(name, "tpu-v5e")
+    changed = read_at_home(program)
+    assert any(kernel is not other for kernel, other in zip(program.kernels(), changed.kernels(), strict=True))
+    numbers: dict[int, int] = {}
+    for form, fresh in zip(changed.kernel_forms, forms_of(changed.kernels()), strict=True):
+        assert form.buffers == fresh.buffers and numbers.setdefault(form.number, fresh.number) == fresh.number
+    assert len(set(numbers.values())) == len(numbers)

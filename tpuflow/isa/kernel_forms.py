@@ -40,19 +40,29 @@ def forms_of(kernels: Iterable[Kernel]) -> tuple[KernelForm, ...]:
     Raises:
       ProgramError: an instruction states no traits, or has a field of an unknown kind.
     """
-    forms = _Forms()
+    forms = Forms()
     return tuple([forms.of(kernel) for kernel in kernels])
 
 
 @dataclass(slots=True)
-class _Forms:
-    """Numbers of keys. Objects that kernels share, as those of equal layers do, are keyed once and recognized by their `id`."""
+class Forms:
+    """Numbers of keys. Objects that kernels share, as those of equal layers do, are keyed once and recognized by their `id`, so
+    that they must live as long."""
 
     kernels: dict[Hashable, int] = field(default_factory=dict)
     parts: dict[Hashable, int] = field(default_factory=dict)
     shared: dict[Hashable, int] = field(default_factory=dict)
 
+    def copy(self) -> Forms:
+        """Others of their own, to go on with."""
+        return Forms(self.kernels.copy(), self.parts.copy(), self.shared.copy())
+
     def of(self, kernel: Kernel) -> KernelForm:
+        """A kernel's form.
+
+        Raises:
+          ProgramError: as `forms_of`.
+        """
         buffers: dict[int, int] = {}
 
         def window_form(window: Window) -> Hashable:

@@ -12,7 +12,7 @@ from tpuflow.dtypes import DType
 from tpuflow.isa.calls import Call, HostFunction, count, sources
 from tpuflow.isa.collectives import Await, Collective, Cut, MeshAxis, Position
 from tpuflow.isa.instruction import Instruction
-from tpuflow.isa.kernel_forms import KernelForm, forms_of
+from tpuflow.isa.kernel_forms import Forms, KernelForm
 
 GRID_KINDS = ("parallel", "sequential")
 BUFFER_SPACES = ("hbm", "vmem", "cmem", "host")
@@ -319,11 +319,21 @@ class Program:
         Raises:
           ProgramError: an instruction states no traits, or has a field of an unknown kind.
         """
-        return forms_of(self.kernels())
+        return tuple(map(self._forms.of, self.kernels()))
+
+    @cached_property
+    def _forms(self) -> Forms:
+        return Forms()
 
     def forms_by_id(self) -> Mapping[int, KernelForm]:
         """The forms by the `id` of their kernels, for use while the Program lives."""
         return {id(kernel): form for kernel, form in zip(self.kernels(), self.kernel_forms, strict=True)}
+
+    def with_code(self, code: tuple[Block, ...], known: Mapping[int, KernelForm]) -> Program:
+        """The same with other blocks, of whose kernels some have forms that are known here, by their `id`."""
+        made, forms = replace(self, code=code), self._forms.copy()
+        vars(made).update(_forms=forms, kernel_forms=tuple([known.get(id(k)) or forms.of(k) for k in made.kernels()]))
+        return made
 
     def distinct_kernels(self) -> Sequence[Kernel]:
         """One kernel of each form."""

@@ -5,10 +5,11 @@ An array under two numbers would be two arrays to whatever looks for updates in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tpuflow.device.fast.liveness import reads, writes
+from tpuflow.isa.kernel_forms import KernelForm
 from tpuflow.isa.program import Block, Copy, Kernel, Loop, Program, Switch, While, children, walk
 
 
@@ -17,38 +18,69 @@ def read_at_home(program: Program) -> Program:
     blocks that has the copy. The copies stay."""
     if not any(isinstance(block, Copy) for _, block in walk(program.code)):
         return program
-    return replace(program, code=_blocks(program, program.code))
+    homes = _Homes(program, dict(program.forms_by_id()))
+    return program.with_code(homes.blocks(program.code), homes.forms)
 
 
-def _blocks(program: Program, code: Sequence[Block]) -> tuple[Block, ...]:
-    home: dict[int, int] = {}
-    made: list[Block] = []
-    for block in code:
-        changed = _written(block)
+@dataclass(slots=True)
+class _Homes:
+    """Goes over lists of blocks. `forms`: of the kernels so far, by their `id`; `accessed`: by the numbers of forms, which of their buffers
+    kernels read, and which they write."""
+
+    program: Program
+    forms: dict[int, KernelForm]
+    accessed: dict[int, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
+
+    def blocks(self, code: Sequence[Block]) -> tuple[Block, ...]:
+        """A list."""
+        home: dict[int, int] = {}
+        made: list[Block] = []
+        for block in code:
+            made.append(self._block(block, home))
+            if home:
+                changed = self._written(block)
+                home = {target: source for target, source in home.items() if target not in changed and source not in changed}
+            if isinstance(block, Copy) and self._is_same(block):
+                home[block.target] = home.get(block.source, block.source)
+        return tuple(made)
+
+    def _block(self, block: Block, home: Mapping[int, int]) -> Block:
         match block:
-            case Kernel() if home:
-                here = {b: home[b] for b in reads(block) if b in home}
-                made.append(block.on(here, "read") if here else block)
+            case Kernel():
+                here = {b: home[b] for b in self._accesses(block)[0] if b in home} if home else {}
+                return self._elsewhere(block, here) if here else block
             case Loop():
-                made.append(replace(block, body=_blocks(program, block.body)))
+                return replace(block, body=self.blocks(block.body))
             case While():
-                condition, body = (_blocks(program, part) for part in (block.condition, block.body))
-                made.append(replace(block, condition=condition, body=body))
+                return replace(block, condition=self.blocks(block.condition), body=self.blocks(block.body))
             case Switch():
-                made.append(replace(block, branches=tuple(_blocks(program, branch) for branch in block.branches)))
-            case _:
-                made.append(block)
-        home = {target: source for target, source in home.items() if not {target, source} & changed} if home else home
-        if isinstance(block, Copy) and _is_same(program, block):
-            home[block.target] = home.get(block.source, block.source)
-    return tuple(made)
+                return replace(block, branches=tuple(map(self.blocks, block.branches)))
+        return block
 
+    def _elsewhere(self, kernel: Kernel, here: Mapping[int, int]) -> Kernel:
+        """A kernel that reads other buffers. Its form is the same unless a buffer that it uses anyway is among these."""
+        made, form = kernel.on(here, "read"), self.forms[id(kernel)]
+        buffers = tuple([here.get(b, b) for b in form.buffers])
+        if len(set(buffers)) == len(buffers) and here.keys().isdisjoint(self._accesses(kernel)[1]):
+            self.forms[id(made)] = KernelForm(form.number, buffers)
+        return made
 
-def _written(block: Block) -> frozenset[int]:
-    return writes(block).union(*(_written(b) for _, code in children(block) for b in code))
+    def _accesses(self, kernel: Kernel) -> tuple[Sequence[int], Sequence[int]]:
+        """The buffers that a kernel reads, and those that it writes."""
+        form = self.forms[id(kernel)]
+        if form.number not in self.accessed:
+            found = (reads(kernel), writes(kernel))
+            read, written = ([i for i, b in enumerate(form.buffers) if b in some] for some in found)
+            self.accessed[form.number] = read, written
+        read, written = self.accessed[form.number]
+        return [form.buffers[i] for i in read], [form.buffers[i] for i in written]
 
+    def _written(self, block: Block) -> frozenset[int]:
+        if isinstance(block, Kernel):
+            return frozenset(self._accesses(block)[1])
+        return writes(block).union(*(self._written(b) for _, code in children(block) for b in code))
 
-def _is_same(program: Program, copy: Copy) -> bool:
-    """Whether a copy moves a whole array from HBM to the chip."""
-    source, target = (program.buffers[n] for n in (copy.source, copy.target))
-    return copy.index < 0 and source.space == "hbm" != target.space and (source.shape, source.dtype) == (target.shape, target.dtype)
+    def _is_same(self, copy: Copy) -> bool:
+        """Whether a copy moves a whole array from HBM to the chip."""
+        source, target = (self.program.buffers[n] for n in (copy.source, copy.target))
+        return copy.index < 0 and source.space == "hbm" != target.space and (source.shape, source.dtype) == (target.shape, target.dtype)
