@@ -388,6 +388,7 @@ def _row(ours: KernelCosts, theirs: KernelCosts) -> LayerRow:
          "1.00 MB less than XLA:TPU; XLA:TPU has 3 kernels, tpuflow 1, so that more goes between them through HBM"),
         (KernelCosts(1, 1_000_000), KernelCosts(),
          "1.00 MB more than XLA:TPU; XLA:TPU moves nothing here: what it reads came before, or stays on the chip, or is in another layer"),
+        (KernelCosts(1, 1_000_000), KernelCosts(2, 1_000_000), "as much as XLA:TPU"),
         (KernelCosts(1, 3_000_000), KernelCosts(1, 1_000_000),
          "2.00 MB more than XLA:TPU; kernels of tpuflow read more of it again, or hold it in wider types"),
     ],

@@ -258,6 +258,8 @@ def explanation(row: LayerRow) -> str:
     """How much more or less we move in a layer than XLA:TPU, and what seems to be the cause."""
     sides = [(US, total(row.ours)), (THEM, total(row.theirs))]
     (more, most), (fewer, least) = sides if row.difference > 0 else sides[::-1]
+    if not row.difference:
+        return "as much as XLA:TPU"
     size = f"{megabytes(abs(row.difference))} {'more' if more == US else 'less'} than XLA:TPU"
     here, there = (sum(getattr(costs, name) for name in ON_CHIP) for costs in (most, least))
     if 2 * (there - here) >= abs(row.difference):
