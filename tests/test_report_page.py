@@ -21,6 +21,10 @@ import pytest
 import tpuflow
 from bench.pictures import BROWSER, BROWSERS, browse
 from models.lenet import lenet_step
+from tests.test_comparing import TEXT
+from tpuflow.comparing import comparing, vendor
+from tpuflow.comparing.hlo import parse
+from tpuflow.comparing.trips import with_trips
 
 NODE = shutil.which("node")
 SCRIPT = Path(tpuflow.__file__).parent / "reports" / "page.js"
@@ -137,6 +141,24 @@ def test_nothing_of_a_page_of_differences_is_cut_off(page: Path):
     for width in (1280, 390):
         found = asked(other, width, wide)
         assert found["outside"] == [] and found["rows"] > 10 and not found["torn"]
+
+
+@pytest.mark.slow
+@needs_browser
+def test_nothing_of_a_page_of_a_comparison_is_cut_off(page: Path):
+    module = with_trips(parse(TEXT))
+    theirs = vendor.Compiled(module, argument_bytes=10**9, temp_bytes=10**9, topology=vendor.Topology("v3:2x2", 2))
+    other = page.with_name("comparison.html")
+    comparing.compared(tpuflow.estimate_training(*lenet_step(32), chip="tpu-v3"), theirs).html(other)
+    wide = """
+  const inside = (e) => e.getBoundingClientRect().right <= page.documentElement.clientWidth;
+  answer.outside = [...page.querySelectorAll("main *")].filter((e) => !inside(e)).map((e) => e.outerHTML.slice(0, 90));
+  answer.rows = page.querySelectorAll("#layers tr").length;
+  answer.explained = page.querySelectorAll("#explained h3").length;
+"""
+    for width in (1280, 390):
+        found = asked(other, width, wide)
+        assert found["outside"] == [] and found["rows"] > 10 and found["explained"] == 3
 
 
 @needs_browser
