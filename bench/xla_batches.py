@@ -6,11 +6,10 @@ the step with so much less than ours, and refuses it with so much more.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bench.kept_rows import Figures, Rows, kept, make
+from bench.kept_rows import Figures, Rows, kept, make, options, wanted
 from bench.recorded import table
 from bench.sections import put_section
 from bench.vendor_steps import BERT_128, BERT_512, GPT2, RESNET
@@ -94,20 +93,15 @@ def _cell(row: Mapping[str, Figures]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make one side or both, and write the section."""
-    parser = argparse.ArgumentParser(prog="python -m bench.xla_batches", description=__doc__)
-    parser.add_argument("--compile", action="store_true", help="ask XLA:TPU about those batches of ours that it was not asked about yet")
-    parser.add_argument("--only", nargs="*", default=[""], metavar="TEXT", help="the rows that have one of these texts, in this order")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time (%(default)s)")
-    chosen = parser.parse_args(arguments)
+    chosen = options("xla_batches", __doc__).parse_args(arguments)
     rows = kept(RESULTS)
     names = {f"{step.words} | {chip}": (number, chip) for number, step in enumerate(STEPS) for chip in CHIPS}
-    wanted = dict.fromkeys(name for text in chosen.only for name in names if text in name)
     if chosen.compile:
-        batches = {name: rows[name][OURS]["batch"] for name in wanted if OURS in rows.get(name, {})}
+        batches = {name: rows[name][OURS]["batch"] for name in wanted(names, chosen.only) if OURS in rows.get(name, {})}
         asked = {name: batch for name, batch in batches.items() if str(around(batch)[0]) not in rows[name].get(THEIRS, {})}
         tasks = {(name, THEIRS): (theirs, (*names[name], batch)) for name, batch in asked.items()}
     else:
-        tasks = {(name, OURS): (ours, names[name]) for name in wanted}
+        tasks = {(name, OURS): (ours, names[name]) for name in wanted(names, chosen.only)}
     put_section(PAGE, TITLE, section(make(RESULTS, tasks, chosen.jobs)))
 
 

@@ -6,7 +6,6 @@ compiles, with `--compile`, those that need less than their arguments, and those
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bench.kept_rows import Figures, Rows, kept, make
+from bench.kept_rows import Figures, Rows, kept, make, options, wanted
 from bench.recorded import table
 from bench.sections import put_section
 from bench.xla_products import device_of
@@ -236,16 +235,12 @@ Beyond:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make one side or both, and write the section."""
-    parser = argparse.ArgumentParser(prog="python -m bench.xla_operations", description=__doc__)
-    parser.add_argument("--compile", action="store_true", help="have XLA:TPU compile those in question; ours stays as it is")
-    parser.add_argument("--only", nargs="*", default=CHIPS, choices=CHIPS, metavar="CHIP", help="some of the chips")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time (%(default)s)")
-    chosen = parser.parse_args(arguments)
+    chosen = options("xla_operations", __doc__).parse_args(arguments)
     rows = kept(RESULTS)
     if chosen.compile:
-        tasks = {(chip, THEIRS): (theirs, (chip, in_question(rows, chip))) for chip in chosen.only}
+        tasks = {(chip, THEIRS): (theirs, (chip, in_question(rows, chip))) for chip in wanted(CHIPS, chosen.only)}
     else:
-        tasks = {(chip, OURS): (ours, (chip,)) for chip in chosen.only}
+        tasks = {(chip, OURS): (ours, (chip,)) for chip in wanted(CHIPS, chosen.only)}
     put_section(PAGE, TITLE, section(make(RESULTS, tasks, chosen.jobs)))
 
 

@@ -6,7 +6,6 @@ for (of some generations half a chip). `--compile`: as in `bench.xla_tpu`.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bench.kept_rows import Figures, Rows, kept, make
+from bench.kept_rows import Figures, Rows, kept, make, options, wanted
 from bench.recorded import table
 from bench.sections import put_section
 from bench.xla_tpu import CHIPS, OURS, PAGE, THEIRS
@@ -105,8 +104,6 @@ def groups() -> Mapping[str, Sequence[Operation]]:
 def device_of(chip: str) -> Chip:
     """What XLA:TPU compiles for: the chip, or the one of its cores."""
     row, count = get_chip(chip), GENERATIONS[chip].devices_a_chip
-    if row.cores % count:
-        return row
     return replace(row, cores=row.cores // count, hbm_bytes=row.hbm_bytes // count, hbm_bytes_per_second=row.hbm_bytes_per_second / count)
 
 
@@ -159,15 +156,11 @@ def _factors(chip: str, found: Mapping[str, float]) -> tuple[str, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make one side or both, and write the section."""
-    parser = argparse.ArgumentParser(prog="python -m bench.xla_products", description=__doc__)
-    parser.add_argument("--compile", action="store_true", help="have XLA:TPU compile what the file does not have; ours stays as it is")
-    parser.add_argument("--only", nargs="*", default=[""], metavar="TEXT", help="the groups and chips that have one of these texts")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time (%(default)s)")
-    chosen = parser.parse_args(arguments)
+    chosen = options("xla_products", __doc__).parse_args(arguments)
     rows, side, function = kept(RESULTS), *((THEIRS, theirs) if chosen.compile else (OURS, ours))
     names = {f"{group} | {chip}": (group, chip) for chip in CHIPS for group in groups()}
-    wanted = dict.fromkeys(name for text in chosen.only for name in names if text in name)
-    tasks = {(name, side): (function, names[name]) for name in wanted if not (chosen.compile and side in rows.get(name, {}))}
+    missing = [name for name in wanted(names, chosen.only) if not (chosen.compile and side in rows.get(name, {}))]
+    tasks = {(name, side): (function, names[name]) for name in missing}
     put_section(PAGE, TITLE, section(make(RESULTS, tasks, chosen.jobs)))
 
 

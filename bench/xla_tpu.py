@@ -6,11 +6,10 @@ have yet. Without it our side alone is made again. What is kept of its are two s
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.kept_rows import Figures, Rows, Task, kept, make
+from bench.kept_rows import Figures, Rows, Task, kept, make, options, wanted
 from bench.recorded import table
 from bench.sections import put_section
 from bench.vendor_steps import STEPS, VendorStep
@@ -70,12 +69,14 @@ def section(rows: Rows) -> str:
         pairs = [
             " / ".join(dict.fromkeys(one if isinstance(one, str) else f"{one:.2f}" for one in pair)) for pair in zip(*cells, strict=True)
         ]
-        shown.append((step.name, f"{step.limit:g}", *pairs))
+        carried = ["~" if rows.get(row_of(step, chip), {}).get(THEIRS, {}).get("rounded") else "" for chip in CHIPS]
+        shown.append((step.name, f"{step.limit:g}", *(pair and mark + pair for mark, pair in zip(carried, pairs, strict=True))))
     return f"""What a step moves to and from HBM / its temporaries, ours over XLA:TPU's; "limit": what neither is to be beyond.
 
 {table(("step", "limit", *CHIPS), shown)}
 
-{FAILS}: XLA:TPU's compile ends with an error of its own. An empty cell: not compiled yet."""
+{FAILS}: XLA:TPU's compile ends with an error of its own. An empty cell: not compiled yet by both. ~: XLA:TPU's is of an
+earlier run, of which two or three digits are known."""
 
 
 def beyond(rows: Rows) -> Sequence[str]:
@@ -91,17 +92,12 @@ def beyond(rows: Rows) -> Sequence[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make one side or both, of the steps that are named or all, and write the section."""
-    parser = argparse.ArgumentParser(prog="python -m bench.xla_tpu", description=__doc__)
-    parser.add_argument("--compile", action="store_true", help="have XLA:TPU compile what the file does not have; ours stays as it is")
-    parser.add_argument("--only", nargs="*", default=[""], metavar="TEXT", help="the rows that have one of these texts, in this order")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time (%(default)s)")
-    chosen = parser.parse_args(arguments)
+    chosen = options("xla_tpu", __doc__).parse_args(arguments)
     names = {row_of(step, chip): (number, chip) for number, step in enumerate(STEPS) for chip in CHIPS}
     rows, side, function = kept(RESULTS), *((THEIRS, theirs) if chosen.compile else (OURS, ours))
-    wanted = dict.fromkeys(name for text in chosen.only for name in names if text in name)
-    tasks: dict[tuple[str, str], Task] = {(name, side): (function, names[name]) for name in wanted}
+    tasks: dict[tuple[str, str], Task] = {(name, side): (function, names[name]) for name in wanted(names, chosen.only)}
     if chosen.compile:
-        tasks = {key: task for key, task in tasks.items() if side not in rows.get(key[0], {})}
+        tasks = {key: task for key, task in tasks.items() if rows.get(key[0], {}).get(side, {"rounded": True}).get("rounded")}
     rows = make(RESULTS, tasks, chosen.jobs)
     put_section(PAGE, TITLE, section(rows))
     print("\n".join(beyond(rows)) or "no step is beyond its limit")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -72,3 +73,8 @@ def test_products_are_a_hundred_shapes_and_a_factor_is_how_far_apart_both_are():
     rows = {"a grid | tpu-v5e": {"ours": {"x": 1.0, "y": 2.0, "z": 1.0}, "theirs": {"x": 1.0, "y": 1.0, "z": 2.5}}}
     text = xla_products.section(rows)
     assert "| tpu-v5e | 3 | 2.00 | 1.00 | 0.40 | 2.00 | 67% |" in text and "| a grid: z | 0.40 |" in text
+
+
+@pytest.mark.parametrize("part", [xla_tpu, xla_products, xla_operations])
+def test_the_page_has_what_was_kept(part: Any):
+    assert part.section(kept_rows.kept(part.RESULTS)).strip() in xla_tpu.PAGE.read_text(encoding="utf-8")
