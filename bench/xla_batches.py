@@ -6,18 +6,19 @@ the step with so much less than ours, and refuses it with so much more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench.kept_rows import Figures, Rows, kept, make, options, wanted
 from bench.recorded import table
 from bench.sections import put_section
+from bench.vendor_plans import FAILS, plan
 from bench.vendor_steps import BERT_128, BERT_512, GPT2, RESNET
 from bench.xla_products import device_of
-from bench.xla_tpu import CHIPS, DOES_NOT_FIT, FAILS, OURS, PAGE, THEIRS
-from tpuflow.chips import get_chip
-from tpuflow.comparing.comparing import vendor_training
-from tpuflow.errors import ConfigError, OutOfMemoryError
+from bench.xla_tpu import CHIPS, OURS, PAGE, THEIRS
+from tpuflow.errors import OutOfMemoryError
 from tpuflow.estimating.estimating import training_program
 
 RESULTS, TITLE = Path(__file__).parent / "results" / "xla_batches.json", "Largest batches"
@@ -28,14 +29,19 @@ CLOSE = 50
 FITS = "fits"
 
 
-def largest(fits: Callable[[int], bool], start: int) -> int:
-    """The largest batch that fits, or nearly; 0 if none does. Memory grows with the batch."""
-    low, high = 0, start
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > max(1, low // CLOSE):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+def largest(need: Callable[[int], int], room: int, start: int) -> int:
+    """The largest batch whose step needs no more than `room` bytes, or nearly; 0 if none does. Its bytes grow with the batch, and about
+    linearly: the next is tried where the line through the two nearest reaches the room, and every third time halfway."""
+    bytes_of: dict[int, int] = {}
+    low, high, batch = 0, math.inf, start
+    while high - low > (step := max(1, low // CLOSE)):
+        bytes_of[batch] = need(batch)
+        low, high = (batch, high) if bytes_of[batch] <= room else (low, batch)
+        near = sorted(bytes_of, key=lambda one: abs(bytes_of[one] - room))[:2]
+        batch = 2 * batch if high == math.inf else (low + int(high)) // 2
+        if len(bytes_of) % 3 and len(near) > 1 and (grows := bytes_of[near[0]] - bytes_of[near[1]]):
+            batch = near[0] + int((room - bytes_of[near[0]]) / grows * (near[0] - near[1]))
+        batch = min(max(batch, low + step), max(low + 1, int(min(high, 4 * low + start)) - step))
     return low
 
 
@@ -43,14 +49,15 @@ def ours(number: int, chip: str) -> Figures:
     """The largest batch of ours, on what XLA:TPU compiles for."""
     row, step = device_of(chip), STEPS[number]
 
-    def fits(batch: int) -> bool:
+    def need(batch: int) -> int:
         try:
-            training_program(step.make(batch), row)
-        except OutOfMemoryError:
-            return False
-        return True
+            return training_program(step.make(batch), row)[1].hbm_bytes
+        except OutOfMemoryError as error:
+            if error.needed_bytes is None:
+                raise
+            return error.needed_bytes
 
-    return {"batch": largest(fits, step.batch)}
+    return {"batch": largest(need, row.available_hbm_bytes, step.batch)}
 
 
 def around(batch: int) -> tuple[int, int]:
@@ -60,15 +67,7 @@ def around(batch: int) -> tuple[int, int]:
 
 def theirs(number: int, chip: str, batch: int) -> Figures:
     """What becomes of the two batches around ours."""
-    return {str(one): _answer(number, chip, one) for one in around(batch)}
-
-
-def _answer(number: int, chip: str, batch: int) -> str:
-    try:
-        vendor_training(STEPS[number].make(batch), get_chip(chip))
-    except (ConfigError, RuntimeError) as error:
-        return DOES_NOT_FIT if "RESOURCE_EXHAUSTED" in str(error) else FAILS
-    return FITS
+    return {str(one): plan(replace(STEPS[number], batch=one), chip).get("refused", FITS) for one in around(batch)}
 
 
 def section(rows: Rows) -> str:

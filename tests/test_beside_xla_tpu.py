@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
-from bench import kept_rows, xla_batches, xla_operations, xla_products, xla_tpu
+from bench import kept_rows, vendor_plans, xla_batches, xla_operations, xla_products, xla_tpu
 from bench.vendor_steps import RESNET, STEPS
 
 
@@ -32,6 +33,39 @@ def test_a_step_beyond_its_limit_is_named_and_a_refusal_is_not_a_ratio():
     assert "| 1.11 / 0.90 |" in xla_tpu.section(rows) and "| fails |" in xla_tpu.section(rows)
 
 
+def test_bytes_of_a_plan_without_its_code_are_marked_as_the_least_that_they_are():
+    row = xla_tpu.row_of(RESNET, "tpu-v3")
+    one = {"hbm": 100, "temporaries": 100}
+    assert "| ≤1.00 |" in xla_tpu.section({row: {"ours": one, "theirs": {**one, "at_least": True}}})
+
+
+def test_temporaries_are_what_is_in_hbm_and_neither_an_argument_nor_of_a_thread():
+    held = vendor_plans.temporaries("""BufferAssignment:
+allocation 0: size 4096, page 0, thread-local:
+allocation 1: size 1000, page 0, parameter 1, shape |f32[250]| at ShapeIndex {}, maybe-live-out:
+ value: <1 x @0> (size=1000,offset=0): f32[250]{0}
+allocation 2: size 512, page 0, constant:
+allocation 3: size 30, color 1, page 0, preallocated-temp:
+allocation 4: size 7000, page 0, preallocated-temp:
+""")
+    assert held == 7512
+
+
+def test_the_text_of_a_module_is_whole_when_its_entry_is():
+    text = "HloModule m\n\n%f {\n  ROOT x\n}\n\nENTRY %main {\n  ROOT y\n}\n"
+    assert [vendor_plans.is_whole(text[:end]) for end in (text.index("ENTRY"), -3, None)] == [False, False, True]
+
+
+def test_a_compile_that_says_nothing_is_no_row(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(vendor_plans, "_compile", _ends)
+    with pytest.raises(RuntimeError, match="ResNet-50, batch 32, momentum on tpu-v3: the process that compiles ended with 3"):
+        vendor_plans.plan(RESNET, "tpu-v3")
+
+
+def _ends(*_: Any) -> None:
+    os._exit(3)  # as a fault in native code would
+
+
 def test_steps_have_names_of_their_own_and_layers_that_are_computed_again():
     assert len({step.name for step in STEPS}) == len(STEPS)
     again = next(step for step in STEPS if step.remat and step.make is RESNET.make)
@@ -40,9 +74,17 @@ def test_steps_have_names_of_their_own_and_layers_that_are_computed_again():
 
 
 @pytest.mark.parametrize("most", [0, 1, 5, 100, 473])
-def test_the_largest_batch_is_found_nearly(most: int):
-    found = xla_batches.largest(lambda batch: batch <= most, 32)
+@pytest.mark.parametrize("bend", [0, 3])
+def test_the_largest_batch_is_found_nearly_by_few_compiles(most: int, bend: int):
+    tried: list[int] = []
+
+    def need(batch: int) -> int:
+        tried.append(batch)
+        return 500 + 10 * batch + bend * (batch - most) ** 2 * (1 if batch > most else -1) // 1000
+
+    found = xla_batches.largest(need, 509 + 10 * most, 32)
     assert found <= most <= found + max(1, found // xla_batches.CLOSE)
+    assert min(tried) > 0 and len(set(tried)) == len(tried) <= (14 if bend else 6)
 
 
 def test_batches_around_ours_are_the_ends_of_what_ours_is_within_a_tenth_of():
