@@ -278,6 +278,22 @@ def test_a_gradient_that_outgrows_the_accumulators_stays_apart() -> None:
     assert any(k.name.startswith("dot") for k in program.kernels())
 
 
+@pytest.mark.parametrize("chip", ["tpu-v3", "tpu-v5e", "tpu-v6e"])
+def test_a_classifier_joins_its_loss_and_update_no_further_than_the_chip_holds_them(chip: str) -> None:
+    """Weights and their momentum of 16 MB each, in two slots as they come and as they go."""
+
+    def step(w: jax.Array, momentum: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
+        def loss(w: jax.Array) -> jax.Array:
+            return -jax.nn.log_softmax((x @ w.astype(jnp.bfloat16)).astype(jnp.float32))[:, 0]
+
+        losses, backward = jax.vjp(loss, w)
+        momentum = 0.9 * momentum + backward(jnp.ones_like(losses))[0]
+        return losses, w - 0.1 * momentum, momentum
+
+    weights, x = jax.ShapeDtypeStruct((4096, 1000), jnp.float32), jax.ShapeDtypeStruct((32, 4096), jnp.bfloat16)
+    assert compiled(step, (weights, weights, x), get_chip(chip)).kernels()
+
+
 @pytest.mark.slow
 def test_what_a_product_makes_beside_its_result_keeps_it_apart() -> None:
     """Of a feedforward layer and its norm: the gradient's product gives what it activates again as well, which has to do with neither it

@@ -111,6 +111,15 @@ class Plan:
         """The kernel recorded with the largest tiles that may be tried."""
         return self.record(next(iter(self.candidates(fill_tile))))
 
+    def fits(self) -> bool:
+        """Whether the kernel fits on the chip with the smallest tiles that may be tried, single-buffered."""
+        *_, least = self.candidates(share_tile)
+        try:
+            self.record(least).build(single_buffered=True)
+        except DoesNotFit:
+            return False
+        return True
+
     def first_fit(self, fixed: Sequence[Tiling]) -> tuple[Kernel, Tiling, KernelBuilder]:
         """The first kernel that fits on the chip, under `fixed` tilings or, if there are none, the candidates for all cores.
 

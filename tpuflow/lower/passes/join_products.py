@@ -213,12 +213,13 @@ class _Joining:
         return max((at for at in members if after < at < before), default=max(members))
 
     def _fits(self, node: Node) -> bool:
-        """Whether a row kernel fits on the chip, according to its emission template; cached by form."""
+        """Whether a row kernel can be emitted for the chip, all that it holds at once included; cached by form."""
         form = form_of(node)
         if form not in self.fits_cache:
             site = Site(node, Region.of(node, range(len(node.inputs) + len(node.results))), self.chip, node.scope)
             try:
-                self.fits_cache[form] = bool(emit_rows(site))
+                plans = emit_rows(site)
+                self.fits_cache[form] = bool(plans) and all(plan.fits() for plan in plans)
             except CompileError:
                 self.fits_cache[form] = False
         return self.fits_cache[form]
