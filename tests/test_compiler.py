@@ -248,7 +248,7 @@ def test_every_stage_is_written_where_told(tmp_path: Path, monkeypatch: pytest.M
         "04-prune-carries",
         "05-simplify",
         "06-carry-converted",
-        "07-convert-before-sending",
+        "07-convert-early",
         "08-read-chosen",
         "09-fold-moves",
         "10-widen-after-reshape",

@@ -128,7 +128,7 @@ def test_passes_are_named_after_what_they_do() -> None:
         "prune-carries",
         "simplify",
         "carry-converted",
-        "convert-before-sending",
+        "convert-early",
         "read-chosen",
         "fold-moves",
         "widen-after-reshape",

@@ -32,7 +32,7 @@ from tpuflow.lower.located import located
 from tpuflow.lower.memory import check_fits, plan_memory
 from tpuflow.lower.passes.base import Pass
 from tpuflow.lower.passes.carry_converted import CarryConverted
-from tpuflow.lower.passes.convert_before_sending import ConvertBeforeSending
+from tpuflow.lower.passes.convert_early import ConvertEarly
 from tpuflow.lower.passes.fetch_ahead import FetchAhead
 from tpuflow.lower.passes.fetch_items import FetchItems
 from tpuflow.lower.passes.fold_moves import FoldMoves
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from tpuflow.lower.importers.stablehlo.importer import Imported
 
 PIPELINE: tuple[Pass, ...] = (
-    KeepOnHost(), FetchItems(), Simplify(), PruneCarries(), Simplify(), CarryConverted(), ConvertBeforeSending(), ReadChosen(),
+    KeepOnHost(), FetchItems(), Simplify(), PruneCarries(), Simplify(), CarryConverted(), ConvertEarly(), ReadChosen(),
     FoldMoves(), WidenAfterReshape(), Fuse(), HoistInvariants(), Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(),
     FuseRows(), MergeKernels(), Rematerialize(), JoinProducts(), FetchAhead(), JoinSmall(), SplitCollectives(), Schedule(),
     PrefetchFromHost(),
