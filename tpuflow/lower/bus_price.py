@@ -19,18 +19,19 @@ from tpuflow.lower.passes.unit_seconds import move_seconds
 from tpuflow.lower.tiling import LONGER, MATRIX_EDGE, Prices
 
 LEAST_BUS = 0.2
-"""The least price of the bus, even if no kernel wants more of it: of tilings that take about the same time, that which moves least. Tried
-on the step of VGG-16 at batch 32 on tpu-v3, modelled: 0 gives 17.3 GB in 41.23 ms, 0.1 15.3 in 41.22, 0.2 and 0.5 14.8 in 41.21."""
+"""The least price of the bus where arrays can be resident, even if no kernel wants more of it: of tilings that take about the same time,
+that which moves least. Tried on the step of VGG-16 at batch 32 on tpu-v3, modelled: 0 gives 17.3 GB in 41.23 ms, 0.1 15.3 in 41.22, 0.2 and
+0.5 14.8 in 41.21."""
 
 
 def prices(graph: Graph, chip: Chip) -> Prices:
-    """The prices for products of a program; the least ones on chips without resident arrays. A loop counts as one trip.
+    """The prices for products of a program; 0 on chips without resident arrays. A loop counts as one trip.
 
     Of the bus: seconds of bus time that memory-bound kernels could save by resident arrays, per second that compute-bound kernels leave
     idle. Of room: those seconds as a share of all that memory-bound kernels wait for the bus; it is small where most arrays are too large.
     """
     if not chip.array_space:
-        return Prices(LEAST_BUS, 0.0)
+        return Prices(0.0, 0.0)
     wanted = waited = left = 0.0
     for node in _kernels(graph):
         move, work = memory_and_compute_seconds(node, chip, LONGER * MATRIX_EDGE)  # tiles that move as little as any
