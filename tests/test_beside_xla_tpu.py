@@ -112,9 +112,26 @@ def test_products_are_a_hundred_shapes_and_a_factor_is_how_far_apart_both_are():
         assert len({one.name for one in operations}) == len(operations)
         for one in operations:
             jax.eval_shape(one.function, *one.arguments)
-    rows = {"a grid | tpu-v5e": {"ours": {"x": 1.0, "y": 2.0, "z": 1.0}, "theirs": {"x": 1.0, "y": 1.0, "z": 2.5}}}
-    text = xla_products.section(rows)
-    assert "| tpu-v5e | 3 | 2.00 | 1.00 | 0.40 | 2.00 | 67% |" in text and "| a grid: z | 0.40 |" in text
+    x, y, z = (one.name for one in groups["a grid"][:3])
+    rows = {"a grid | tpu-v5e": {"ours": {x: 1.0, y: 2.0, z: 1.0}, "theirs": {x: 1.0, y: 1.0, z: 2.5}}}
+    assert "| tpu-v5e | 3 | 2.00 | 1.00 | 0.40 | 2.00 | 67% |" in xla_products.section(rows)
+    assert xla_products.beyond(rows) == ["tpu-v5e: median factor 2.000", f"tpu-v5e: a grid: {z}: 0.40"]
+
+
+@pytest.mark.parametrize(
+    ("name", "cycles", "cause"),
+    [
+        ("[4096, 256] x [256, 4096]", 15, xla_products.SHORT),  # cycles for each register of results
+        ("[4096, 256] x [256, 4096]", 30, ""),
+        ("28 x 28, 256 to 256, 3 x 3 by 2, gradient of the input", 74, xla_products.ZEROS),
+    ],
+)
+def test_what_is_far_apart_has_a_cause_or_is_named(name: str, cycles: int, cause: str):
+    group, one = next((group, one) for group, some in xla_products.groups().items() for one in some if one.name == name)
+    expected = cycles / xla_products.cycles_a_register(one, "tpu-v5e", 1.0)
+    rows = {f"{group} | tpu-v5e": {"ours": {name: expected / 4}, "theirs": {name: expected}}}
+    assert f"| tpu-v5e | {group}: {name} | 0.25 | {cycles} | {cause} |" in xla_products.section(rows)
+    assert (f"tpu-v5e: {group}: {name}: 0.25" in xla_products.beyond(rows)) == (not cause)
 
 
 @pytest.mark.parametrize("part", [xla_tpu, xla_products, xla_operations])
