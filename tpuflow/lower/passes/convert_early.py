@@ -61,9 +61,12 @@ def _read_as(node: Node, wanted: Mapping[Value, set[DType | None]]) -> Iterator[
 
 
 def _last_read(nodes: Sequence[Node], graph: Graph) -> Mapping[Value, int]:
-    """Where each value is read as it is for the last time, other than by conversions and barriers; arguments and results are to the end."""
+    """Where each value is read as it is for the last time, other than by conversions and barriers; arguments, views of them and results
+    are to the end."""
     found = {v: at for at, node in enumerate(nodes) if node.op != "barrier" and not narrows(node) for v in node.inputs}
-    return found | dict.fromkeys((*graph.inputs, *graph.outputs), len(nodes))
+    staying = dict.fromkeys((*graph.inputs, *graph.outputs), len(nodes))
+    staying |= {node.result: len(nodes) for node in nodes if node.op == "reshape" and node.inputs[0] in staying}
+    return found | staying
 
 
 @dataclass(frozen=True, slots=True)
