@@ -225,6 +225,7 @@ def section(rows: Rows) -> str:
         ratios = {name: mine[name][0] / vendor[name] for name in asked if vendor.get(name)}
         shown.append((chip, str(len(mine)), str(len(mine) - len(asked)), str(len(ratios)), str(sum(x <= LIMIT for x in ratios.values()))))
         far += [(chip, name, f"{x:.2f}") for name, x in ratios.items() if x > LIMIT]
+        far += [(chip, name, "XLA:TPU refuses it") for name in asked if vendor.get(name, 0) is None]
     heading = ("chip", "operations", f"within {LIMIT:g} of what they need", "compared with XLA:TPU", f"of these within {LIMIT:g}")
     sides = ", ".join(map(str, SIDES))
     return f"""HBM bytes of {len(ANY) + len(FLOATS) + len(PARTS)} operations on squares of {sides} and pictures of as many elements, in

@@ -103,6 +103,8 @@ def test_operations_can_be_traced_and_those_in_question_are_beyond_what_they_nee
     rows = {"tpu-v3": {"ours": ours, "theirs": {"sort rows, f32, 128": 100, "slice, f32, 128": 10}}}
     assert xla_operations.in_question(rows, "tpu-v3") == ["sort rows, f32, 128", "slice, f32, 128"]
     assert "| tpu-v3 | 3 | 1 | 2 | 1 |" in xla_operations.section(rows) and "| sort rows, f32, 128 | 2.01 |" in xla_operations.section(rows)
+    rows["tpu-v3"]["theirs"]["sort rows, f32, 128"] = None
+    assert "| sort rows, f32, 128 | XLA:TPU refuses it |" in xla_operations.section(rows)
 
 
 def test_products_are_a_hundred_shapes_and_a_factor_is_how_far_apart_both_are():
