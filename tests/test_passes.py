@@ -135,6 +135,7 @@ def test_passes_are_named_after_what_they_do() -> None:
         "fuse",
         "hoist-invariants",
         "schedule",
+        "split-epilogues",
         "merge-kernels",
         "store-less",
         "sum-in-product",

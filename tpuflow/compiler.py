@@ -50,6 +50,7 @@ from tpuflow.lower.passes.rematerialize import Rematerialize
 from tpuflow.lower.passes.schedule import Schedule
 from tpuflow.lower.passes.simplify import Simplify
 from tpuflow.lower.passes.split_collectives import SplitCollectives
+from tpuflow.lower.passes.split_epilogues import SplitEpilogues
 from tpuflow.lower.passes.store_less import StoreLess
 from tpuflow.lower.passes.sum_in_product import SumInProduct
 from tpuflow.lower.passes.unit_seconds import total_bytes
@@ -63,8 +64,8 @@ if TYPE_CHECKING:
 
 PIPELINE: tuple[Pass, ...] = (
     KeepOnHost(), FetchItems(), Simplify(), PruneCarries(), Simplify(), CarryConverted(), ConvertEarly(), ReadChosen(),
-    FoldMoves(), WidenAfterReshape(), Fuse(), HoistInvariants(), Schedule(), MergeKernels(related=True), StoreLess(), SumInProduct(),
-    FuseRows(), MergeKernels(), Rematerialize(), JoinProducts(), FetchAhead(), JoinSmall(), SplitCollectives(), Schedule(),
+    FoldMoves(), WidenAfterReshape(), Fuse(), HoistInvariants(), Schedule(), SplitEpilogues(), MergeKernels(related=True), StoreLess(),
+    SumInProduct(), FuseRows(), MergeKernels(), Rematerialize(), JoinProducts(), FetchAhead(), JoinSmall(), SplitCollectives(), Schedule(),
     PrefetchFromHost(),
 )  # fmt: skip
 """The passes of every compilation, in order; docs/architecture.md says what each does. `KeepOnHost` settles which arrays stay in the host's

@@ -3,25 +3,21 @@ again from the host."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-
-import numpy as np
 
 from tpuflow.chips import Chip
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
-from tpuflow.lower.graph.memories import at_host, is_fetch
+from tpuflow.lower.graph.memories import is_fetch
 from tpuflow.lower.graph.ops import ELEMENTWISE, ENTRIES, PRODUCTS
-from tpuflow.lower.passes.analysis import effectful
 from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.kernel_cost import MAX_NODES, roofline_seconds, row_bytes, uses_elementwise
+from tpuflow.lower.passes.live_values import LiveValues
 from tpuflow.lower.passes.node_seconds import put_seconds
-from tpuflow.lower.passes.ordering import VIEWS
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
-from tpuflow.lower.passes.unit_seconds import FILLED_SHARE, held_seconds, move_seconds, start_seconds
+from tpuflow.lower.passes.unit_seconds import move_seconds, start_seconds
 
 SEPARATE = -1  # in place of a kernel's position: a new kernel
 _STEPS = {Kind.DOT: PRODUCTS, Kind.REDUCE: ("reduce",), Kind.ROWS: ("reduce",)}
@@ -48,8 +44,8 @@ class Rematerialize(ChipPass):
 
     def __call__(self, graph: Graph) -> Graph:
         nodes = [self.map_regions(node) for node in graph.nodes]
-        live = _LiveValues.of(graph, nodes, self.chip, saves_memory=self.saves_memory)
-        while live.sweep():
+        live = LiveValues.of(graph, nodes, self.chip, saves_memory=self.saves_memory)
+        while _sweep(live):
             pass
         return replace(graph, nodes=tuple(n for n in live.nodes if n.results or n.op != "fused"))
 
@@ -73,160 +69,58 @@ class _Plan:
     seconds: float
 
 
-@dataclass(slots=True)
-class _LiveValues:
-    """The nodes of a graph, with definitions, readers and lifetimes of their values: kept up to date as nodes change, since a graph has
-    many thousands of them. `place`: node -> its position; `root`: a view -> the value that it is a view of, and `views` the reverse."""
+def _sweep(live: LiveValues) -> bool:
+    """Rematerialize the values that are live at the peak where that is profitable, largest first; whether anything changed."""
+    live.find_peak()
+    held = [v for node in live.nodes for v in node.results if live.is_live_at_peak(v)]
+    changed = [_rematerialize(live, v) for v in sorted(held, key=lambda v: -bytes_of(v.type))]
+    return any(changed)
 
-    graph: Graph
-    chip: Chip
-    saves_memory: bool
-    nodes: list[Node] = field(default_factory=list)
-    place: dict[Node, int] = field(default_factory=dict)
-    maker: dict[Value, Node] = field(default_factory=dict)
-    readers: dict[Value, list[Node]] = field(default_factory=dict)
-    root: dict[Value, Value] = field(default_factory=dict)
-    views: dict[Value, list[Value]] = field(default_factory=dict)
-    outputs: frozenset[Value] = frozenset()
-    kept: frozenset[Value] = frozenset()  # outputs, and what they are views of
-    peak: int = 0
-    is_over_limit: bool = False
 
-    @classmethod
-    def of(cls, graph: Graph, nodes: Sequence[Node], chip: Chip, *, saves_memory: bool) -> _LiveValues:
-        """Index a graph's nodes."""
-        found = cls(graph, chip, saves_memory, outputs=frozenset(graph.outputs))
-        for node in nodes:
-            found._enter(node)
-            if node.op in VIEWS:
-                for value, view in zip(node.inputs, node.results, strict=True):
-                    found.root[view] = root = found.root.get(value, value)
-                    found.views.setdefault(root, []).append(view)
-        found.kept = frozenset(found.root.get(v, v) for v in graph.outputs)
-        found.reorder(nodes)
-        return found
+def _rematerialize(live: LiveValues, value: Value) -> bool:
+    if not live.is_live_at_peak(value):
+        return False
+    late = [i for i in live.read_at(value) if i > live.peak]
+    if is_fetch(live.maker[value]):
+        return _fetch_again(live, value, late)
+    if (recomputation := _Recomputation.of(live, value)) is None:
+        return False
+    plan = min(recomputation.plans(late), key=lambda p: p.seconds, default=None)
+    if plan is None:
+        return False
+    peak = live.nodes[live.peak]
+    recomputation.apply(plan)
+    live.peak = live.place[peak]
+    return True
 
-    def _enter(self, node: Node) -> None:
-        self.maker.update(dict.fromkeys(node.results, node))
-        for value in dict.fromkeys(node.inputs):
-            self.readers.setdefault(value, []).append(node)
 
-    def put(self, at: int, node: Node) -> None:
-        """Put a kernel in the place of another."""
-        old = self.nodes[at]
-        for value in old.results:
-            del self.maker[value]
-        for value in dict.fromkeys(old.inputs):
-            self.readers[value].remove(old)
-        self._enter(node)
-        self.nodes[at] = node
-        self.place[node] = self.place.pop(old)
-
-    def insert(self, at: int, node: Node) -> None:
-        """Put a new kernel before the one at a position."""
-        self._enter(node)
-        self.reorder([*self.nodes[:at], node, *self.nodes[at:]])
-
-    def reorder(self, nodes: Sequence[Node]) -> None:
-        """Take all nodes in another order."""
-        self.nodes = list(nodes)
-        self.place = {node: at for at, node in enumerate(nodes)}
-
-    def read_at(self, value: Value) -> list[int]:
-        """The positions of the nodes that read a value, in order."""
-        return sorted(self.place[node] for node in self.readers.get(value, ()))
-
-    def _peak(self) -> tuple[int, int]:
-        """Where most of HBM is held, and how much, inputs included; outputs of an input's type are taken to have that one's place."""
-        given, host = {v.type for v in self.graph.inputs}, at_host(self.nodes)
-        change = np.zeros(len(self.nodes) + 2, np.int64)
-        for value, node in self.maker.items():
-            if value not in self.root and value not in host and not (value in self.outputs and value.type in given):
-                at = self.place[node]
-                change[at] += bytes_of(value.type)
-                change[max(self.last_read(value), at) + 1] -= bytes_of(value.type)
-        held = np.cumsum(change)
-        return int(held.argmax()), int(held.max()) + sum(bytes_of(v.type) for v in self.graph.inputs if v not in host)
-
-    def last_read(self, value: Value) -> int:
-        """The position of the last node that reads a value, directly or through views; that after the last node for outputs."""
-        root = self.root.get(value, value)
-        if root in self.kept:
-            return len(self.nodes)
-        return max((self.place[node] for v in (root, *self.views.get(root, ())) for node in self.readers.get(v, ())), default=-1)
-
-    def sweep(self) -> bool:
-        """Rematerialize the values that are live at the peak where that is profitable, largest first; whether anything changed."""
-        self.peak, peak_bytes = self._peak()
-        self.is_over_limit = self.saves_memory or peak_bytes > FILLED_SHARE * self.chip.available_hbm_bytes
-        live = [v for node in self.nodes for v in node.results if self.is_live_at_peak(v)]
-        changed = [self._rematerialize(v) for v in sorted(live, key=lambda v: -bytes_of(v.type))]
-        return any(changed)
-
-    def is_live_at_peak(self, value: Value) -> bool:
-        """Whether a value is live at the peak for later readers only, none of which is a view."""
-        maker, readers = self.maker.get(value), self.readers.get(value, ())
-        if maker is None or not self.place[maker] < self.peak < self.last_read(value) or self.nodes[self.peak] in readers:
-            return False
-        return not any(node.op in VIEWS for node in readers)
-
-    def _rematerialize(self, value: Value) -> bool:
-        if not self.is_live_at_peak(value):
-            return False
-        late = [i for i in self.read_at(value) if i > self.peak]
-        if is_fetch(self.maker[value]):
-            return self._fetch_again(value, late)
-        if (recomputation := _Recomputation.of(self, value)) is None:
-            return False
-        plan = min(recomputation.plans(late), key=lambda p: p.seconds, default=None)
-        if plan is None:
-            return False
-        peak = self.nodes[self.peak]
-        recomputation.apply(plan)
-        self.peak = self.place[peak]
-        return True
-
-    def _fetch_again(self, value: Value, late: Sequence[int]) -> bool:
-        """Put a value that others have read back from the host once more for its late readers, where that is worth the host's link."""
-        fetch = self.maker[value]
-        limit = math.inf if self.is_over_limit else held_seconds(bytes_of(value.type), self.chip)
-        if value in self.outputs or len(late) == len(self.readers[value]) or put_seconds(fetch, self.chip) > limit:
-            return False
-        again = fetch.on(fetch.inputs, (Value(value.type, value.name),))
-        for i in late:
-            node = self.nodes[i]
-            self.put(i, replace(node, inputs=tuple(again.result if v is value else v for v in node.inputs)))
-        self.insert(late[0], again)
-        return True
-
-    def order_with_earlier(self, at: int, before: Iterable[int]) -> list[int] | None:
-        """An order of all nodes in which one precedes some others; None if it depends on them, or effects would be reordered."""
-        first = min(before, default=at)
-        if at < first:
-            return list(range(len(self.nodes)))
-        needed, wanted = {at}, set(self.nodes[at].inputs)
-        for i in range(at - 1, first - 1, -1):
-            if not wanted.isdisjoint(self.nodes[i].results):
-                needed.add(i)
-                wanted.update(self.nodes[i].inputs)
-        if not needed.isdisjoint(before) or any(effectful(self.nodes[i]) for i in needed):
-            return None
-        between = range(first, at + 1)
-        return [*range(first), *sorted(needed), *(i for i in between if i not in needed), *range(at + 1, len(self.nodes))]
+def _fetch_again(live: LiveValues, value: Value, late: Sequence[int]) -> bool:
+    """Put a value that others have read back from the host once more for its late readers, where that is worth the host's link."""
+    fetch = live.maker[value]
+    if value in live.outputs or len(late) == len(live.readers[value]):
+        return False
+    if put_seconds(fetch, live.chip) > live.worth_seconds(bytes_of(value.type)):
+        return False
+    again = fetch.on(fetch.inputs, (Value(value.type, value.name),))
+    for i in late:
+        node = live.nodes[i]
+        live.put(i, replace(node, inputs=tuple(again.result if v is value else v for v in node.inputs)))
+    live.insert(late[0], again)
+    return True
 
 
 @dataclass(slots=True)
 class _Recomputation:
     """A value that the kernel at position `at` stores, and the cone that recomputes it; `outer`: value of its region -> of the graph."""
 
-    live: _LiveValues
+    live: LiveValues
     value: Value
     at: int
     cone: _Cone
     outer: dict[Value, Value] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, live: _LiveValues, value: Value) -> _Recomputation | None:
+    def of(cls, live: LiveValues, value: Value) -> _Recomputation | None:
         """The recomputation of a value, if there is one without a product or a reduction."""
         at = live.place[live.maker[value]]
         node = live.nodes[at]
@@ -272,7 +166,7 @@ class _Recomputation:
         if others and makers != [SEPARATE] and self.live.order_with_earlier(makers[0], others) is None:
             return
         chip = self.live.chip
-        limit = math.inf if self.live.is_over_limit else held_seconds(freed, chip)
+        limit = self.live.worth_seconds(freed)
         spent = -move_seconds(bytes_of(self.value.type), chip) if rid else 0.0
         for i in makers:
             new = self._separate_kernel() if i == SEPARATE else self._with_recomputation(self.live.nodes[i], stores=bool(others))
