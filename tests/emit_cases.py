@@ -167,6 +167,13 @@ def _masked_sum(b: Builder, x: Value, mask: Value, start: Value) -> Value:
     return b.add(b.reduce("add", b.exp(kept), (1,)), start)
 
 
+def _masked_and_summed(b: Builder, x: Value, mask: Value, y: Value) -> Sequence[Value]:
+    """What a mask leaves of x, stored, and two sums of it over the first axis."""
+    kept = b.select(mask, x, b.full_like(x, 0.0))
+    total, other = b.reduce("add", kept, (0,)), b.reduce("add", b.mul(kept, y), (0,))
+    return b.mul(total, 0.5), kept, b.add(other, total)
+
+
 def _softmax(b: Builder, x: Value) -> Value:
     wide, rows = b.convert(x, F32), tuple(range(len(x.shape) - 1))
     last = (len(x.shape) - 1,)
@@ -271,6 +278,8 @@ REDUCES = (
     Case("one_of_one", lambda b, x: b.reduce("add", x, (0,)), (t(F32, 1),)),
     Case("middle", lambda b, x: b.reduce("add", x, (1, 3)), (t(F32, 3, 20, 5, 4),)),
     Case("fused_moments", fuse("reduce", _moments), (t(F32, 130, 33),)),
+    Case("fused_masked_and_summed", fuse("reduce", _masked_and_summed), (t(F32, 130, 33), t(PRED, 130, 33), t(F32, 130, 33)), small=ROOMY),
+    Case("masked_and_summed_one_row", fuse("reduce", _masked_and_summed), (t(F32, 1, 33), t(PRED, 1, 33), t(F32, 1, 33))),
     Case("fused_masked_sum", fuse("reduce", _masked_sum), (t(F32, 30, 130), t(PRED, 30), t(F32, 30)), small=ROOMY),
     Case("fused_reduce_and_scale",
          fuse("reduce", lambda b, x, s: b.mul(b.reduce("add", b.mul(x, x), (0, 1)), s)), (t(F32, 300, 130), t(F32)), small=ROOMY),

@@ -140,6 +140,7 @@ def test_passes_are_named_after_what_they_do() -> None:
         "store-less",
         "sum-in-product",
         "fuse-rows",
+        "sum-in-map",
         "merge-kernels",
         "rematerialize",
         "join-products",

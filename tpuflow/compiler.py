@@ -52,6 +52,7 @@ from tpuflow.lower.passes.simplify import Simplify
 from tpuflow.lower.passes.split_collectives import SplitCollectives
 from tpuflow.lower.passes.split_epilogues import SplitEpilogues
 from tpuflow.lower.passes.store_less import StoreLess
+from tpuflow.lower.passes.sum_in_map import SumInMap
 from tpuflow.lower.passes.sum_in_product import SumInProduct
 from tpuflow.lower.passes.unit_seconds import total_bytes
 from tpuflow.lower.passes.widen_after_reshape import WidenAfterReshape
@@ -65,8 +66,8 @@ if TYPE_CHECKING:
 PIPELINE: tuple[Pass, ...] = (
     KeepOnHost(), FetchItems(), Simplify(), PruneCarries(), Simplify(), CarryConverted(), ConvertEarly(), ReadChosen(),
     FoldMoves(), WidenAfterReshape(), Fuse(), HoistInvariants(), Schedule(), SplitEpilogues(), MergeKernels(related=True), StoreLess(),
-    SumInProduct(), FuseRows(), MergeKernels(), Rematerialize(), JoinProducts(), FetchAhead(), JoinSmall(), SplitCollectives(), Schedule(),
-    PrefetchFromHost(),
+    SumInProduct(), FuseRows(), SumInMap(), MergeKernels(), Rematerialize(), JoinProducts(), FetchAhead(), JoinSmall(),
+    SplitCollectives(), Schedule(), PrefetchFromHost(),
 )  # fmt: skip
 """The passes of every compilation, in order; docs/architecture.md says what each does. `KeepOnHost` settles which arrays stay in the host's
 memory, and `PrefetchFromHost` starts copies from it ahead of their readers. The passes before `Fuse` rewrite nodes of whole tensors.

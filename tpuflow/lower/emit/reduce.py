@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tpuflow.isa.vector import Constant, ReduceInto
 from tpuflow.lower.emit.kernel import KernelBuilder
@@ -13,7 +14,7 @@ from tpuflow.lower.emit.region import Level, LevelEmitter, Region, Roots, operan
 from tpuflow.lower.emit.site import Plans, Site
 from tpuflow.lower.graph.blocking import block_shape, is_ordered, sum_block
 from tpuflow.lower.graph.builder import identity
-from tpuflow.lower.graph.graph import Node
+from tpuflow.lower.graph.graph import Node, Value
 from tpuflow.lower.graph.tiling import Space
 
 
@@ -34,22 +35,31 @@ def live_reductions(region: Region) -> tuple[Node, ...]:
     return tuple(n for n in region.find("reduce") if n.result in want)
 
 
+def _results(region: Region) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+    """The results over the iteration space, and those over the axes that are not reduced."""
+    reduced = live_reductions(region)[0].result.shape
+    return tuple(v for v in region.results if v.shape != reduced), tuple(v for v in region.results if v.shape == reduced)
+
+
 def reduce_levels(region: Region) -> list[Roots]:
-    """Two levels: the operands of reductions over the iteration space, and the results over the axes that are not reduced."""
+    """Two levels: the operands of reductions, and other results, over the iteration space, and results over the axes that are not
+    reduced."""
     reductions = live_reductions(region)
     whole = tuple(range(len(reductions[0].inputs[0].shape)))
     kept = tuple(a for a in whole if a not in reductions[0].attrs["axes"])
-    return [(tuple(r.inputs[0] for r in reductions), whole), (region.results, kept)]
+    of_whole, of_reduced = _results(region)
+    return [((*(r.inputs[0] for r in reductions), *of_whole), whole), (of_reduced, kept)]
 
 
 def emit_reduce(site: Site) -> Plans:
     """One kernel: map over the iteration space, reduce into accumulators, map over the reduced space."""
     region = site.region
     reductions = live_reductions(region)
-    shape = reductions[0].inputs[0].shape
-    if math.prod(region.results[0].shape) == 0:
+    shape, (of_whole, of_reduced) = reductions[0].inputs[0].shape, _results(region)
+    if math.prod(of_reduced[0].shape) == 0:
         return ()
     if math.prod(shape) == 0:
+        site = replace(site, region=replace(region, outputs=region.stored(of_reduced)))
         return emit_map_with(site, {r: identity(r.attrs["op"], r.result.dtype) for r in reductions})
     levels = reduce_levels(region)
     merged = merge(dict(enumerate(shape)), operands(region, levels))
@@ -65,9 +75,11 @@ def emit_reduce(site: Site) -> Plans:
         above = LevelEmitter(kernel, region, merged, nest, whole, {}, {})
         below = LevelEmitter(kernel, region, merged, nest, rest, {}, {})
         _emit_reductions(kernel, above, below, reductions, reduced)
+        above.emit(of_whole)
+        above.store(region.stored(of_whole))
         kernel.section = "epilogue"
-        below.emit(region.results)
-        below.store(region.outputs)
+        below.emit(of_reduced)
+        below.store(region.stored(of_reduced))
         return kernel
 
     return site.fit(attempt, Space(merged.sizes, reduced, units=in_order), region.widest_bytes())

@@ -23,7 +23,8 @@ class Kind(enum.StrEnum):
     MAP = "map"
     """Elementwise work over one iteration space."""
     REDUCE = "reduce"
-    """Elementwise operations, reductions of their results over the same axes, and elementwise operations on those."""
+    """Elementwise operations, reductions of their results over the same axes, and elementwise operations on those; what is not reduced may
+    be a result as well."""
     DOT = "dot"
     """A product, elementwise operations on its results, and sums of these over its rows."""
     ROWS = "rows"
@@ -94,8 +95,10 @@ def _verify_reduce(node: Node) -> None:
     same = all(n.inputs[0].shape == whole and n.attrs["axes"] == axes for n in reductions)
     _require(same, node, "all reductions of a region have one shape and the same axes")
     reduced = reductions[0].result.shape
-    _require(all(v.shape == reduced for v in node.results), node, f"all outputs have the reduced shape {reduced}")
     after = _users(region, [n.result for n in reductions])
+    later = {v for n in after for v in n.results}
+    shaped = all(v.shape == reduced or (v.shape == whole and v not in later) for v in region.outputs)
+    _require(shaped, node, f"all outputs have the reduced shape {reduced}, or the whole one, {whole}, if they are made of no reduction")
     rest = [n for n in region.nodes if n.op != "reduce"]
     _verify_map_nodes(node, [n for n in rest if n not in after and n.result.shape == whole], whole)
     _verify_map_nodes(node, [n for n in rest if n in after or n.result.shape != whole], reduced)
