@@ -246,6 +246,21 @@ def test_a_kernel_does_not_wait_where_memory_is_short() -> None:
     assert sum(n.op == "fused" and n.attrs["kind"] == "reduce" for n in merged.nodes) == 3
 
 
+@pytest.mark.parametrize(("rows", "kernels"), [(65536, 3), (64, 1)], ids=["large", "small"])
+def test_a_kernel_does_not_hold_what_is_large_elsewhere_than_at_the_peak_either(rows: int, kernels: int) -> None:
+    """Gradients of biases, one layer after the other; the peak, where they would be no burden, is before them."""
+    b = Builder("layers", [T(F32, 4 * rows, 64), T(F32, 64, 64)])
+    x, w = b.inputs
+    for _ in range(2):
+        x = b.dot(b.exp(x), w, (1,), (0,))
+    x, sums = b.slice(x, (0, 0), (rows, 64)), []
+    for _ in range(3):
+        x = b.dot(x, w, (1,), (0,))
+        sums.append(b.reduce("add", b.exp(x), (0,)))
+    merged = MergeKernels()(fused(b, [x, *sums]))
+    assert sum(n.op == "fused" and n.attrs["kind"] == "reduce" for n in merged.nodes) == kernels
+
+
 # --- store less ---------------------------------------------------------------------------------------------------------
 
 

@@ -10,23 +10,26 @@ from typing import Any
 
 import numpy as np
 
+from tpuflow.chips import Chip
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.graph.memories import at_host
-from tpuflow.lower.passes.base import Pass
+from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, fits_on_chip, is_kernel
+from tpuflow.lower.passes.unit_seconds import held_seconds, start_seconds
 
 MAX_NODES = 2048
 NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class MergeKernels(Pass):
+class MergeKernels(ChipPass):
     """Let maps (or reductions) over the same axes that lie side by side run as one, in the place of the last of them.
 
     Before: %4 = fused{select} %p, %0, %1; %5 = fused{select} %p, %2, %3.    After: %4, %5 = fused{select; select} %p, %0, %1, %2, %3.
     Needs: fused graph.    Keeps: every node of every region, so every bit.
-    Never: raises the memory peak, or takes so many arrays that tiles get small.
+    Never: raises the memory peak, holds more bytes longer than the start of a kernel is worth, wherever the peak will be in the end, or
+    takes so many arrays that tiles get small.
     With `related`, only kernels that read the same large array or results of the same kernel.
     """
 
@@ -34,7 +37,7 @@ class MergeKernels(Pass):
 
     def __call__(self, graph: Graph) -> Graph:
         nodes = [self.map_regions(node) for node in graph.nodes]
-        while len(merged := _Merging(graph, nodes, related=self.related).merged()) < len(nodes):
+        while len(merged := _Merging(graph, nodes, self.chip, related=self.related).merged()) < len(nodes):
             nodes = merged
         return replace(graph, nodes=tuple(nodes))
 
@@ -77,6 +80,11 @@ class Memory:
         start, added = self._added(reads, makes, old, new)
         return bool((self.used[start : new + 1] + added <= self.most_bytes)[added > 0].all())
 
+    def added_bytes(self, reads: Iterable[Value], makes: Iterable[Value], old: int, new: int) -> int:
+        """By how much that delay raises the bytes in use at most, at any position."""
+        _, added = self._added(reads, makes, old, new)
+        return int(added.max(initial=0))
+
     def delay(self, reads: Iterable[Value], makes: Iterable[Value], old: int, new: int) -> None:
         """Account for that delay."""
         reads = tuple(reads)
@@ -96,8 +104,8 @@ class Memory:
 
 
 class _Merging:
-    def __init__(self, graph: Graph, nodes: Sequence[Node], *, related: bool) -> None:
-        self.nodes = nodes
+    def __init__(self, graph: Graph, nodes: Sequence[Node], chip: Chip, *, related: bool) -> None:
+        self.nodes, self.chip = nodes, chip
         self.related = related
         self.maker = {v: node for node in nodes for v in node.results}
         self.first: dict[Value, int] = {}
@@ -128,10 +136,14 @@ class _Merging:
         return bundles[-1]
 
     def _fits(self, node: Node, bundle: _Bundle, position: int) -> bool:
-        """Whether the bundle with the node is a kernel of a good size, and its delay costs no memory at the peak."""
+        """Whether the bundle with the node is a kernel of a good size, its delay costs no memory at the peak, and elsewhere no more than it
+        is worth."""
         values = dict.fromkeys((*bundle.reads, *bundle.makes, *node.inputs, *node.results))
         small = bundle.size + len(node.regions[0].nodes) <= MAX_NODES and fits_on_chip(v.type for v in values)
-        return small and self.memory.allows(bundle.reads, bundle.makes, bundle.end, position)
+        delay = bundle.reads, bundle.makes, bundle.end, position
+        if not small or not self.memory.allows(*delay):
+            return False
+        return held_seconds(self.memory.added_bytes(*delay), self.chip) <= start_seconds(self.chip)
 
     def _add(self, node: Node, position: int, bundle: _Bundle) -> None:
         self.memory.delay(bundle.reads, bundle.makes, bundle.end, position)
