@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import tpuflow
 from tests.host_calls_on_meshes import run
+from tests.quick import quickly_compiled
 from tpuflow.errors import PeerError
 from tpuflow.jaxprs.processes import values
 
@@ -121,4 +122,5 @@ def main(process: int, port: int, folder: Path, by: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+    with quickly_compiled():
+        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

@@ -23,8 +23,6 @@ from tpuflow.errors import ConfigError, PeerError
 from tpuflow.isa.collectives import MeshAxis
 from tpuflow.jaxprs import processes
 
-pytestmark = pytest.mark.optimised
-
 ROOT = Path(__file__).parents[1]
 SECONDS = 900  # the tests of a machine with other work
 WAITS_SECONDS = 30  # less than the heartbeats have, more than one process is behind the other
@@ -35,7 +33,8 @@ def started(arguments: Sequence[str], folder: Path, **variables: str) -> list[tu
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **variables}
+    compiled = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **compiled, **variables}
     running = [
         subprocess.Popen(
             [sys.executable, *(part.format(process=n, port=port) for part in arguments)],
