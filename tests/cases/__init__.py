@@ -17,11 +17,14 @@ PROGRAMS = tuple(row for row in ROWS if not row.name.endswith("-lapack"))
 """All rows but those that differ from another in the StableHLO alone, as JAX lowers it for CPUs: a Program is made of the jaxpr."""
 _REPEATED = ("svd-", "norms", "lstsq", "pinv", "matrix-functions", "complex-inverse", "eigh-even", "qr-complete", "qr-wide", "lu-wide")
 
+_FACTORISATIONS = ("svd", "eigh", "eigvalsh", "qr", "lu", "cholesky", "triangular-blocks")
+
 
 def repeats_others(row: Case) -> bool:
-    """Whether it is made of factorisations that have rows of their own, or is one of these in another shape; of complex matrices in
-    blocks, too, which are taken apart as real ones are. Such a row takes XLA as long as dozens of others."""
-    return any(name in row.name for name in _REPEATED) or (row.name.startswith("complex-") and row.name.endswith("-blocks"))
+    """Whether it is made of factorisations that have rows of their own, or is one of these in another shape; of complex matrices, too,
+    which are taken apart as real ones are. Such a row takes XLA as long as dozens of others."""
+    taken_apart = any(f"complex-{name}" in row.name for name in _FACTORISATIONS)
+    return taken_apart or any(name in row.name for name in _REPEATED)
 
 
 def over_rows(chosen: Sequence[Case], of: Sequence[Case] = ROWS) -> pytest.MarkDecorator:
