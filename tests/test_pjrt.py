@@ -486,9 +486,8 @@ def test_what_is_destroyed_is_listed_last_first_however_much_it_is(count):
     native = Native()
     things = [(ctypes.c_uint64 * WORDS)() for _ in range(count)]
     for thing in things:
-        ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(native.destroy)(
-            ctypes.addressof((ctypes.c_uint64 * 3)(24, 0, ctypes.addressof(thing)))
-        )
+        arguments = (ctypes.c_uint64 * 3)(24, 0, ctypes.addressof(thing))  # has to outlive its address
+        ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(native.destroy)(ctypes.addressof(arguments))
     assert native.destroyed() == list(map(ctypes.addressof, reversed(things)))
     assert native.destroyed() == []
 
