@@ -509,5 +509,6 @@ def test_what_threads_destroy_at_once_is_listed_once():
         while not all(w.done() for w in works):
             listed += native.destroyed()
     assert all(w.exception() is None for w in works)
-    assert destroy(ctypes.addressof((ctypes.c_uint64 * 3)(24, 0, 0))) == 0  # C may destroy nothing
+    nothing = (ctypes.c_uint64 * 3)(24, 0, 0)
+    assert destroy(ctypes.addressof(nothing)) == 0  # which C may destroy
     assert sorted([*listed, *native.destroyed()]) == sorted(map(ctypes.addressof, things))
