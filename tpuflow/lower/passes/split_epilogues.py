@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from tpuflow.lower.graph.graph import Graph, Node, Value
 from tpuflow.lower.graph.kinds import Kind
@@ -13,7 +12,8 @@ from tpuflow.lower.passes.analysis import depending
 from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.kernel_cost import roofline_seconds
 from tpuflow.lower.passes.live_values import LiveValues
-from tpuflow.lower.passes.region_builder import RegionBuilder, bytes_of, is_kernel
+from tpuflow.lower.passes.region_builder import bytes_of, is_kernel
+from tpuflow.lower.passes.sums import part
 from tpuflow.lower.passes.unit_seconds import start_seconds, total_bytes
 
 
@@ -65,7 +65,9 @@ def _split(live: LiveValues, node: Node) -> bool:
     live.put(at, epilogue)
     live.insert(at, product)
     peak = live.nodes[live.peak]
-    order = live.order_with_earlier(at, range(1 + max(_ready(live, v) for v in product.inputs), at))
+    ready = 1 + max(_ready(live, v) for v in product.inputs)
+    behind = next(i for i in range(ready, at) if live.nodes[i].op != "reshape")  # the peak, or what is before it; views come along
+    order = live.order_with_earlier(at, [behind])
     assert order is not None, "what a product reads is there before the peak"
     live.reorder([live.nodes[i] for i in order])
     live.peak = live.place[peak]
@@ -97,14 +99,19 @@ def _parts(live: LiveValues, node: Node) -> tuple[Node, Node] | None:
             early.update(inner.results)
     maker = {v: inner for inner in region.nodes for v in inner.results}
     product = next(inner for inner in region.nodes if inner.op in PRODUCTS)
-    if product.result not in early or early.issuperset(region.outputs):
+    if product.result not in early or early.issuperset(region.outputs) or len({*region.outputs}) < len(region.outputs):
         return None
     made = depending(region.nodes, [product.result]) & early
     crossing = [v for inner in region.nodes if early.isdisjoint(inner.results) for v in inner.inputs if v in made]
     stored = dict.fromkeys(_narrowest(v, maker) for v in crossing)
-    outer = dict(zip(region.outputs, node.results, strict=True))
-    outer |= {v: Value(v.type, v.name) for v in stored if v not in outer}
-    return _product(node, [*stored, *(v for v in region.outputs if v in made and v not in stored)], outer), _epilogue(node, made, outer)
+    results = dict(zip(region.outputs, node.results, strict=True))
+    known = {v: results.get(v) or Value(v.type, v.name) for v in stored} | {v: outer for v, outer in results.items() if v in made}
+    late = {v: outer for v, outer in results.items() if v not in made}
+    operands = dict(zip(region.inputs, node.inputs, strict=True))
+    return (
+        part(node, Kind.DOT, region.nodes, operands, known),
+        part(node, Kind.MAP, _slice(region, late, known), operands | known, late),
+    )
 
 
 def _narrowest(value: Value, maker: dict[Value, Node]) -> Value:
@@ -114,26 +121,6 @@ def _narrowest(value: Value, maker: dict[Value, Node]) -> Value:
         value = node.inputs[0]
         node = maker[value]
     return value
-
-
-def _product(node: Node, stored: list[Value], outer: dict[Value, Value]) -> Node:
-    """The kernel of the product, which stores some values of the region."""
-    builder = RegionBuilder()
-    env = {own: builder.operand(given) for own, given in zip(node.regions[0].inputs, node.inputs, strict=True)}
-    builder.inline(node.regions[0].nodes, env)
-    return builder.fused(node, [env[v] for v in stored], [outer[v] for v in stored])
-
-
-def _epilogue(node: Node, made: set[Value], outer: dict[Value, Value]) -> Node:
-    """The map that computes the other results from those."""
-    (region,) = node.regions
-    builder = RegionBuilder()
-    env = {own: builder.operand(given) for own, given in zip(region.inputs, node.inputs, strict=True)}
-    env |= {v: builder.operand(given) for v, given in outer.items() if v in made}
-    late = [v for v in region.outputs if v not in made]
-    builder.inline(_slice(region, late, env), env)
-    like = replace(node, attrs=MappingProxyType({"kind": Kind.MAP}))
-    return builder.fused(like, [env[v] for v in late], [outer[v] for v in late])
 
 
 def _slice(region: Graph, outputs: Iterable[Value], known: Container[Value]) -> list[Node]:

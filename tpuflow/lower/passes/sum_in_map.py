@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from tpuflow.chips import Chip
 from tpuflow.chips.chip import LANE_BYTES
@@ -11,7 +11,8 @@ from tpuflow.lower.graph.graph import Graph, Node, TensorType
 from tpuflow.lower.graph.kinds import Kind
 from tpuflow.lower.passes.base import ChipPass
 from tpuflow.lower.passes.kernel_cost import MAX_NODES, uses_elementwise
-from tpuflow.lower.passes.region_builder import RegionBuilder, fits_on_chip, is_kernel
+from tpuflow.lower.passes.region_builder import fits_on_chip
+from tpuflow.lower.passes.sums import with_sums
 
 LEAST_FILLED = 0.25
 """Of a vector register, where it holds the rows of an array one by one: with less, a map, which takes rows together, is better left alone.
@@ -29,20 +30,11 @@ class SumInMap(ChipPass):
     """
 
     def __call__(self, graph: Graph) -> Graph:
-        nodes: list[Node | None] = [self.map_regions(node) for node in graph.nodes]
-        made = {v: i for i, node in enumerate(nodes) if node is not None for v in node.results}
-        for at, reduction in enumerate(nodes):
-            if reduction is None or not is_kernel(reduction, Kind.REDUCE):
-                continue
-            last = max((made.get(v, -1) for v in reduction.inputs), default=-1)
-            maker = nodes[last] if last >= 0 else None
-            if maker is not None and is_kernel(maker, Kind.MAP) and _takes_in(maker, reduction, self.chip):
-                nodes[last], nodes[at] = _joined(maker, reduction), None
-                made.update(dict.fromkeys(reduction.results, last))
-        return replace(graph, nodes=tuple(node for node in nodes if node is not None))
+        takes_in = functools.partial(_takes_in, self.chip)
+        return replace(graph, nodes=with_sums([self.map_regions(node) for node in graph.nodes], Kind.MAP, Kind.REDUCE, takes_in))
 
 
-def _takes_in(maker: Node, reduction: Node, chip: Chip) -> bool:
+def _takes_in(chip: Chip, maker: Node, reduction: Node) -> bool:
     """Whether one kernel can do both: the reduction is over the map's space, and reads its results element by element."""
     (region,), (inner,) = maker.regions, reduction.regions
     first = next(n for n in inner.nodes if n.op == "reduce")
@@ -59,12 +51,3 @@ def _takes_in(maker: Node, reduction: Node, chip: Chip) -> bool:
 def _filled(type: TensorType, chip: Chip) -> float:
     """How much of vector registers the rows of an array fill."""
     return chip.vector_cycles((type.elems,), LANE_BYTES) / max(chip.vector_cycles(type.shape, LANE_BYTES), 1)
-
-
-def _joined(maker: Node, reduction: Node) -> Node:
-    """One kernel with the results of both."""
-    builder = RegionBuilder()
-    made = builder.inline_region(maker)
-    reduced = builder.inline_region(reduction, dict(zip(maker.results, made, strict=True)))
-    like = replace(maker, attrs=MappingProxyType({**maker.attrs, "kind": Kind.REDUCE}))
-    return builder.fused(like, [*made, *reduced], [*maker.results, *reduction.results])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from tpuflow.lower.graph.blocking import is_one_step
 from tpuflow.lower.graph.graph import Graph, Node, Value
@@ -14,7 +12,8 @@ from tpuflow.lower.graph.ops import ELEMENTWISE, PRODUCTS
 from tpuflow.lower.graph.products import contraction_of, sizes_of
 from tpuflow.lower.passes.analysis import depending
 from tpuflow.lower.passes.base import Pass
-from tpuflow.lower.passes.region_builder import RegionBuilder, fits_on_chip, is_kernel
+from tpuflow.lower.passes.region_builder import fits_on_chip
+from tpuflow.lower.passes.sums import part, with_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +27,7 @@ class SumInProduct(Pass):
     """
 
     def __call__(self, graph: Graph) -> Graph:
-        nodes: list[Node | None] = [self.map_regions(node) for node in graph.nodes]
-        made = {v: i for i, node in enumerate(nodes) if node is not None for v in node.results}
-        for at, reduction in enumerate(nodes):
-            if reduction is None or not is_kernel(reduction, Kind.REDUCE):
-                continue
-            last = max((made.get(v, -1) for v in reduction.inputs), default=-1)
-            product = nodes[last] if last >= 0 else None
-            if product is not None and is_kernel(product, Kind.DOT) and _takes_in(product, reduction):
-                nodes[last], nodes[at] = _joined(product, reduction), None
-                made.update(dict.fromkeys(reduction.results, last))
-        return replace(graph, nodes=tuple(node for node in nodes if node is not None))
+        return replace(graph, nodes=with_sums([self.map_regions(node) for node in graph.nodes], Kind.DOT, Kind.DOT, _takes_in))
 
 
 def _takes_in(product: Node, reduction: Node) -> bool:
@@ -70,14 +59,6 @@ def _enters_whole(region: Graph, value: Value) -> bool:
     return all(n.op in ELEMENTWISE or n.op == "reduce" for n in region.nodes if value in n.inputs)
 
 
-def _joined(product: Node, reduction: Node) -> Node:
-    """One kernel with the results of both."""
-    builder = RegionBuilder()
-    made = builder.inline_region(product)
-    sums = builder.inline_region(reduction, dict(zip(product.results, made, strict=True)))
-    return builder.fused(product, [*made, *sums], [*product.results, *reduction.results])
-
-
 def split_sums(node: Node) -> tuple[Node, Node]:
     """The inverse of this pass, for a kernel that does not fit on the chip: (the product's kernel, the kernel that reduces its results)."""
     (region,) = node.regions
@@ -85,16 +66,7 @@ def split_sums(node: Node) -> tuple[Node, Node]:
     outer = dict(zip(region.outputs, node.results, strict=True))
     made, sums = [v for v in region.outputs if v not in after], [v for v in region.outputs if v in after]
     operands = dict(zip(region.inputs, node.inputs, strict=True))
-    product = _part(node, Kind.DOT, region.nodes, operands, {v: outer[v] for v in made})
+    product = part(node, Kind.DOT, region.nodes, operands, {v: outer[v] for v in made})
     rest = [n for n in region.nodes if not set(made).intersection(n.results)]
-    reduction = _part(node, Kind.REDUCE, rest, operands | {v: outer[v] for v in made}, {v: outer[v] for v in sums})
+    reduction = part(node, Kind.REDUCE, rest, operands | {v: outer[v] for v in made}, {v: outer[v] for v in sums})
     return product, reduction
-
-
-def _part(node: Node, kind: Kind, nodes: Iterable[Node], operands: Mapping[Value, Value], results: Mapping[Value, Value]) -> Node:
-    """A fused node of some of a region's nodes; `operands` and `results` map values of the region to values of the graph."""
-    builder = RegionBuilder()
-    env = {own: builder.operand(value) for own, value in operands.items()}
-    builder.inline(nodes, env)
-    like = replace(node, attrs=MappingProxyType({**node.attrs, "kind": kind}))
-    return builder.fused(like, [env[own] for own in results], list(results.values()))
