@@ -28,9 +28,9 @@ class MergeKernels(ChipPass):
 
     Before: %4 = fused{select} %p, %0, %1; %5 = fused{select} %p, %2, %3.    After: %4, %5 = fused{select; select} %p, %0, %1, %2, %3.
     Needs: fused graph.    Keeps: every node of every region, so every bit.
-    Never: raises the memory peak, holds more bytes longer than the start of a kernel is worth, wherever the peak will be in the end, or
-    takes so many arrays that tiles get small.
-    With `related`, only kernels that read the same large array or results of the same kernel.
+    Never: raises the memory peak, or takes so many arrays that tiles get small.
+    With `related`, only kernels that read the same large array or results of the same kernel. Without, none holds more bytes longer than
+    the start of a kernel is worth, wherever the peak will be in the end: that is all that it saves.
     """
 
     related: bool = False
@@ -143,7 +143,7 @@ class _Merging:
         delay = bundle.reads, bundle.makes, bundle.end, position
         if not small or not self.memory.allows(*delay):
             return False
-        return held_seconds(self.memory.added_bytes(*delay), self.chip) <= start_seconds(self.chip)
+        return self.related or held_seconds(self.memory.added_bytes(*delay), self.chip) <= start_seconds(self.chip)
 
     def _add(self, node: Node, position: int, bundle: _Bundle) -> None:
         self.memory.delay(bundle.reads, bundle.makes, bundle.end, position)
